@@ -1,0 +1,243 @@
+"""The seam: what a backend must do, and nothing a backend may decide.
+
+An adapter is thin and batch-shaped. It never retries, never sleeps for policy, never counts attempts for the caller:
+attempts, backoff and order across retries are decided once, above it. Modelled on go-cloud's `pubsub/driver`.
+Each backend is judged by `postroom.adapters.conformance`, which reads the same `Capabilities` as the runtime does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from .errors import ConfigurationError
+
+__all__ = ["Adapter", "Capabilities", "Consumer", "DeadLetter", "DeadLetters", "Delivery", "Header", "Message", "Outcome", "Queue", "Verdict"]
+
+Header = str | int | bool | bytes | None
+"""What travels on every broker: text, 64-bit integers, booleans, bytes, nothing."""
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue as declared: the same value on the publishing and on the consuming side.
+
+    `ordered` keeps jobs of one ordering key in their order: one in flight per key; a retry or a dead letter holds that key, and only it.
+    `lease` (seconds) is how long a delivery stays hidden when nobody settles or extends it, on backends that lease by the clock.
+    `groups` makes it a topic: each group gets every message, in a queue of its own named `<name>.<group>`.
+    `priorities` splits it into weighted queues `<name>.<priority>`: {"high": 4, "low": 1} takes four urgent jobs for each other one.
+    `dead_letter` names the dead-letter queue, by default `<carrier>.dlq`.
+    """
+
+    name: str
+    ordered: bool = False
+    lease: float = 30.0
+    groups: tuple[str, ...] = ()
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    dead_letter: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for a name or lease that no backend could carry."""
+        for name in (self.name, *self.carriers, *([self.dead_letter] if self.dead_letter else [])):
+            if not _QUEUE_NAME.fullmatch(name):
+                raise ConfigurationError(f"queue name {name!r}: use 1 to 200 of the characters A-Z a-z 0-9 . _ -")
+        if not self.lease > 0:
+            raise ConfigurationError(f"queue {self.name!r}: lease must be more than 0 seconds, not {self.lease!r}")
+        if self.priorities and (self.groups or self.ordered):
+            raise ConfigurationError(f"queue {self.name!r}: priorities can't be kept together with an order or with groups")
+        if any(weight < 1 for weight in self.priorities.values()):
+            raise ConfigurationError(f"queue {self.name!r}: each priority's weight must be at least 1, not {dict(self.priorities)}")
+
+    @property
+    def carriers(self) -> Mapping[str, int]:
+        """The queues that really hold messages, with their weights: this one, or one for each group or priority."""
+        parts = self.priorities or dict.fromkeys(self.groups, 1)
+        return {f"{self.name}.{part}": weight for part, weight in parts.items()} or {self.name: 1}
+
+    def dead_letter_of(self, carrier: str) -> str:
+        """The name of a carrier's dead-letter queue."""
+        return self.dead_letter or f"{carrier}.dlq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message as it travels: bytes and headers are opaque to an adapter.
+
+    `id` is the same in every copy of the message. `ordering_key` None means the message has no order to keep.
+    `delay` (seconds) is honoured only where `Capabilities.native_delay`.
+    `max_attempts` None means the backend itself sets no limit (the ledger above does).
+    """
+
+    id: str
+    queue: str
+    body: bytes
+    headers: Mapping[str, Header] = field(default_factory=dict)
+    ordering_key: str | None = None
+    delay: float = 0.0
+    max_attempts: int | None = None
+
+
+class Verdict(Enum):
+    """What became of one published message."""
+
+    CONFIRMED = "confirmed"
+    """The backend has it durably, and said so. (A duplicate of a message id it still holds may be confirmed without a second copy.)"""
+    REFUSED = "refused"
+    """It can never be accepted (too large, forbidden): publishing it again is useless."""
+    BUSY = "busy"
+    """The backend answered no for now (no such queue yet, full, nack): publish this message again later."""
+    UNKNOWN = "unknown"
+    """No answer (connection lost, timeout): it may or may not have arrived; publish it again with the same id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The verdict on one message, with a reason fit for an operator's eyes."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message handed to one consumer, until it is settled.
+
+    `queue` is the carrier it came from. `token` is the receipt: opaque, fresh at each delivery, it fences every settle.
+    `attempts` is the backend's own count of earlier attempts, 0 where it has none: a hint, never the authority.
+    """
+
+    message: Message
+    queue: str
+    token: object
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that was given up, with its bytes and headers as they were delivered. `id` names it within its queue."""
+
+    id: str
+    message: Message
+    queue: str
+    reason: str
+    attempts: int
+    died_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend really does. The runtime and the conformance suite both read it; neither asks for a backend's name."""
+
+    name: str
+    durable: bool
+    """Messages survive a restart of the process (or of the server)."""
+    shared: bool
+    """Other processes see the same queues."""
+    native_delay: bool
+    """The backend itself can hold a job back: `Message.delay`, `Consumer.fail`, `release(delay=...)` work."""
+    atomic_publish: bool
+    """A batch is confirmed whole or not at all (but for refused messages), so it keeps the order of its keys."""
+    clock_leases: bool
+    """An unsettled delivery comes back when its lease runs out, and `extend` lengthens it; else when its consumer's connection dies."""
+    counts_attempts: bool
+    """`Delivery.attempts` is meaningful."""
+    fan_out: bool = True
+    """Topics with groups."""
+    ordered: bool = True
+    """Queues declared ordered keep the order of each key."""
+
+
+class Consumer(Protocol):
+    """An open subscription. Settle methods may be called from any thread; `receive` from one thread at a time.
+
+    Every settle method takes deliveries of this consumer, in one batch. A delivery whose token no longer holds is not touched;
+    the others are settled, then `LeaseLost` names the lost ones. `Unavailable` means none or some are settled: the lease decides.
+    """
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Delivery]:
+        """Return up to `limit` deliveries as soon as there is one; none when `timeout` seconds have passed, which is not an error.
+
+        Raises Unavailable when the backend can't be reached.
+        """
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Done: they are never delivered again."""
+
+    def fail(self, delivery: Delivery, error: str, delay: float = 0.0) -> None:
+        """An attempt failed: pending again after `delay` seconds, or dead when the message's own max_attempts is reached.
+
+        Only where `native_delay`; elsewhere a caller publishes the retry and acks this delivery.
+        """
+
+    def release(self, deliveries: Sequence[Delivery], delay: float = 0.0) -> None:
+        """Hand them back un-run: attempts unchanged, at their old place in the queue. A `delay` needs `native_delay`."""
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        """Give it up: it is in the dead-letter queue, durably, before it leaves this one."""
+
+    def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:
+        """Hold them for `lease` seconds from now. Does nothing where leases are not by the clock."""
+
+    def close(self) -> None:
+        """Stop receiving, hand back what is not settled, free the resources. May be called twice."""
+
+
+class DeadLetters(Protocol):
+    """The dead letters of one queue (carrier). All methods are safe to repeat."""
+
+    def list(self, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
+        """Return up to `limit` letters, oldest first, behind the one with id `after`. Consumes nothing."""
+
+    def take(self, ids: Sequence[str]) -> Sequence[DeadLetter]:
+        """Remove these and return them; those not there (any more) are left out."""
+
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None = None) -> Sequence[str]:
+        """Publish these to their queue again, `headers` laid over their own, attempts 0; return the ids that were put back.
+
+        Each is in its queue, durably, before it leaves the dead letters.
+        """
+
+
+class Adapter(Protocol):
+    """One connected backend. Thread-safe. Construct it through `postroom.adapters.connect(url)`."""
+
+    capabilities: Capabilities
+
+    def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
+        """Declare queues with all they need; idempotent.
+
+        Raises TopologyMismatch when one exists with other arguments (with `passive` also when one is missing), and changes nothing then.
+        """
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        """Publish in order; return one outcome for each message, in order. Blocks until all are known (each backend states its bound).
+
+        Never raises for a message or a lost connection: that is an outcome. A message to a queue nobody declared is BUSY.
+        """
+
+    def consume(self, queues: Mapping[str, int], *, group: str, prefetch: int, name: str) -> Consumer:
+        """Subscribe to carriers, each with its weight (a positive integer: the share of the deliveries when all have work).
+
+        At most `prefetch` deliveries are unsettled at a time. `name` identifies the holder (see `abandon`).
+        Raises ConfigurationError when a queue is not declared.
+        """
+
+    def dead_letters(self, queue: str) -> DeadLetters:
+        """The dead letters of one carrier."""
+
+    def abandon(self, name: str) -> int:
+        """Hand back, uncharged, all that the consumer `name` holds: its process is known to be dead. Return how many."""
+
+    def depth(self, queue: str) -> Mapping[str, int]:
+        """Count the jobs of a carrier by status: at least `pending`, `running` and `failed`."""
+
+    def tidy(self, *, older_than: float, limit: int = 1000) -> int:
+        """Remove up to `limit` finished jobs that ended more than `older_than` seconds ago; return how many. Brokers keep none: 0."""
+
+    def close(self) -> None:
+        """Close every connection. May be called twice."""

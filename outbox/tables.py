@@ -1,0 +1,60 @@
+"""The outbox's tables: the rows that wait for the broker, and the lanes by which relays share them."""
+
+from __future__ import annotations
+
+from sqlalchemy import Boolean, Column, Index, Integer, SmallInteger, String, Table, Text
+
+from postroom.adapters.sql.metadata import metadata
+from postroom.adapters.sql.types import Blob, Instant, Key, Sequence
+
+__all__ = ["LANES", "MAX_KEY", "MAX_TYPE", "lanes", "outbox", "relays"]
+
+LANES = 64
+"""How many lanes the rows are spread over (hash of the ordering key): the most relays that can share the work."""
+MAX_KEY = 400
+MAX_TYPE = 200
+
+outbox = Table(
+    "postroom_outbox",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("id", String(36), nullable=False, unique=True),
+    Column("queue", String(200), nullable=False),
+    Column("type", String(MAX_TYPE), nullable=False),
+    Column("key", Key(MAX_KEY), nullable=False, index=True),
+    Column("ordering_key", Key(MAX_KEY), nullable=False),
+    Column("lane", SmallInteger, nullable=False),
+    Column("ordered", Boolean, nullable=False),
+    Column("body", Blob, nullable=False),
+    Column("headers", Blob, nullable=False),
+    Column("status", String(8), nullable=False),  # pending, sent, parked
+    Column("enqueued_at", Instant, nullable=False),
+    Column("available_at", Instant, nullable=False),  # its place in the line, for good
+    Column("retry_at", Instant),  # a publish that must be tried again is not tried before
+    Column("holds", Key(MAX_KEY)),  # the ordering key, while this row holds back the later rows of that key
+    Column("attempts", Integer, nullable=False),
+    Column("last_error", Text),
+    Column("sent_at", Instant),
+)
+
+_WAITING = outbox.c.status == "pending"
+Index("postroom_outbox_due", outbox.c.status, outbox.c.available_at, outbox.c.seq, postgresql_where=_WAITING, sqlite_where=_WAITING)
+Index("postroom_outbox_held", outbox.c.holds, postgresql_where=outbox.c.holds.is_not(None), sqlite_where=outbox.c.holds.is_not(None))
+_SENT = outbox.c.status == "sent"
+Index("postroom_outbox_sent", outbox.c.status, outbox.c.sent_at, postgresql_where=_SENT, sqlite_where=_SENT)
+
+lanes = Table(
+    "postroom_lanes",
+    metadata,
+    Column("lane", SmallInteger, primary_key=True, autoincrement=False),
+    Column("relay", String(64)),
+    Column("token", Integer, nullable=False),  # grows at each change of hands: the fence
+    Column("until", Instant, nullable=False),
+)
+
+relays = Table(
+    "postroom_relays",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("until", Instant, nullable=False),
+)
