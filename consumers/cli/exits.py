@@ -1,0 +1,53 @@
+"""The one place where what went wrong becomes one line on stderr and an exit code.
+
+0 done; 1 the answer is no (drift, unknown key, failed jobs); 2 the caller's mistake (usage, URL, application, payload);
+3 database or broker unreachable; 130 stopped by SIGINT, 143 by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from postroom.adapters.errors import ConfigurationError, InvalidMessage, PostroomError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DONE", "INTERRUPTED", "NO", "TERMINATED", "UNREACHABLE", "USAGE", "exit_code"]
+
+DONE, NO, USAGE, UNREACHABLE = 0, 1, 2, 3
+INTERRUPTED, TERMINATED = 128 + 2, 128 + 15
+
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (ConfigurationError, USAGE),
+    (InvalidMessage, USAGE),
+    (Unavailable, UNREACHABLE),
+    (PostroomError, NO),
+)
+
+
+def exit_code(run: Callable[[], object]) -> int:
+    """Call `run`; tell on stderr what went wrong, in one line, and return the exit code of it. A bug keeps its traceback."""
+    try:
+        code = run()
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except PostroomError as error:
+        click.echo(f"postroom: {error}", err=True)
+        return next(code for kind, code in _CODES if isinstance(error, kind))
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return DONE
+    return code if isinstance(code, int) else DONE
+
+
+def _forget_stdout() -> None:
+    """Keep Python from complaining once more, when it flushes at exit, that the reader of the pipe went away (`| head`)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

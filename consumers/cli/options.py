@@ -1,0 +1,72 @@
+"""What several subcommands share on the command line: where the database and the broker are, durations, `--json`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DEFAULT_URL", "DURATION", "Duration", "Settings", "as_json", "connections"]
+
+DEFAULT_URL = "sqlite:///postroom.db"
+
+Command = TypeVar("Command", bound="Callable[..., Any]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the database and the broker are, as far as anyone said so."""
+
+    database: str | None = None
+    broker: str | None = None
+
+    @property
+    def database_url(self) -> str:
+        """The database that was named, or the file postroom.db here."""
+        return self.database or DEFAULT_URL
+
+    @property
+    def broker_url(self) -> str:
+        """The broker that was named; by default the queues are in the database itself."""
+        return self.broker or self.database_url
+
+
+def _override(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Let what stands behind the subcommand win over what stands before it, and over the environment."""
+    if value is not None and parameter.name is not None:
+        context.obj = replace(context.find_object(Settings) or Settings(), **{parameter.name: value})
+
+
+def connections(command: Command) -> Command:
+    """Let --database and --broker stand behind the subcommand too; it receives one `settings`."""
+    for name, hint in (("broker", "Where the queues are."), ("database", "Where outbox and ledger are.")):
+        command = click.option(f"--{name}", metavar="URL", expose_value=False, callback=_override, help=hint)(command)
+    return click.make_pass_decorator(Settings, ensure=True)(command)
+
+
+as_json: Final = click.option("--json", "json", is_flag=True, help="Answer in JSON.")
+
+
+class Duration(click.ParamType):
+    """A length of time with its unit: 500ms, 10s, 5m, 2h, 1d, 1h30m; becomes seconds."""
+
+    name = "duration"
+    _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Add up the parts; refuse what is not made of parts, a number without unit included."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        parts = self._PART.findall(value)
+        if not parts or "".join(number + unit for number, unit in parts) != value:
+            self.fail(f"{value!r} is no duration; write it like 500ms, 10s, 5m, 2h or 1h30m", param, ctx)
+        return sum(float(number) * self._UNITS[unit] for number, unit in parts)
+
+
+DURATION = Duration()

@@ -1,0 +1,75 @@
+"""Fixtures for all tests: databases on the three kinds of server and, for tests that need one, brokers.
+
+A test that asks for one of these needs Docker; no mark says so a second time. A session starts each server once, when it
+is first asked for; each test gets an empty database of its own.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from support import services
+from support.databases import fresh_database
+
+# A slow machine is no failure: what must be quick has a benchmark, not a deadline.
+hypothesis.settings.register_profile("postroom", deadline=None)
+hypothesis.settings.load_profile("postroom")
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> None:
+    services.require_engine()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(docker_engine: None) -> Iterator[str]:
+    with services.running("postgres") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_url(docker_engine: None) -> Iterator[str]:
+    with services.running("mariadb") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(docker_engine: None) -> Iterator[str]:
+    with services.running("rabbitmq") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(docker_engine: None) -> Iterator[str]:
+    with services.running("kafka") as address:
+        yield address
+
+
+@pytest.fixture
+def sqlite_database_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/postroom.db"
+
+
+@pytest.fixture
+def postgresql_database_url(postgres_url: str) -> Iterator[str]:
+    with fresh_database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def mariadb_database_url(mariadb_url: str) -> Iterator[str]:
+    with fresh_database(mariadb_url) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database, on each kind in turn."""
+    return request.getfixturevalue(f"{request.param}_database_url")
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server_database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database, on each kind that is a server: with row locks and several connections that write."""
+    return request.getfixturevalue(f"{request.param}_database_url")

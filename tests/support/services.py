@@ -1,0 +1,156 @@
+"""The servers under test: single services of compose/compose.yaml, each started at most once in a test session.
+
+Only what is asked for is started. Where there is no Docker engine or no image, the tests that ask are skipped with the
+reason and the command that mends it; with CI=true they fail.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import docker
+import pika
+import pytest
+import sqlalchemy
+import yaml
+from confluent_kafka.admin import AdminClient
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.container import DockerContainer
+
+from .databases import connected
+
+COMPOSE = Path(__file__).parents[2] / "compose"
+OWNER_LABEL = "postroom.tests.owner"
+START_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """How to reach a service of compose.yaml: its URL, made of its environment and its port here, and a call that needs it to be ready."""
+
+    name: str
+    url: str
+    speaks: Callable[[str], object]
+
+
+def _select(url: str) -> None:
+    with connected(url) as connection:
+        connection.execute(sqlalchemy.select(1))
+
+
+SERVICES = {
+    service.name: service
+    for service in (
+        Service(
+            name="rabbitmq",
+            url="amqp://{RABBITMQ_DEFAULT_USER}:{RABBITMQ_DEFAULT_PASS}@127.0.0.1:{port}",
+            speaks=lambda url: pika.BlockingConnection(pika.URLParameters(url)).close(),
+        ),
+        Service(
+            name="kafka",
+            url="localhost:{port}",
+            speaks=lambda url: AdminClient({"bootstrap.servers": url}).list_topics(timeout=5),
+        ),
+        Service(
+            name="postgres",
+            url="postgresql://{POSTGRES_USER}:{POSTGRES_PASSWORD}@127.0.0.1:{port}/{POSTGRES_DB}",
+            speaks=_select,
+        ),
+        Service(
+            name="mariadb",
+            url="mysql://root:{MARIADB_ROOT_PASSWORD}@127.0.0.1:{port}/{MARIADB_DATABASE}",
+            speaks=_select,
+        ),
+    )
+}
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Ends the asking test: skipped, or in CI failed."""
+    message = f"{reason}; `make images` gets what is missing and, as root on Debian, starts a Docker engine"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def require_engine() -> None:
+    """A Docker engine answers, and the containers of test sessions that were killed are gone from it."""
+    try:
+        client = docker.from_env(timeout=30)
+    except docker.errors.DockerException:
+        unavailable("no Docker engine answers")
+    try:
+        client.ping()
+        _remove_leftovers(client)
+    finally:
+        client.close()
+
+
+def present_images() -> Mapping[str, str]:
+    """By the names of their variables in compose.yaml, for the services that have an image here."""
+    listed = subprocess.run([COMPOSE / "choose-images", "--present"], check=True, capture_output=True, text=True).stdout
+    return dict(line.split("=", 1) for line in listed.splitlines())
+
+
+def definition(name: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """What compose.yaml says of a service, with these variables in place of its defaults."""
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: variables.get(found[1], found[2]), (COMPOSE / "compose.yaml").read_text())
+    return yaml.safe_load(text)["services"][name]
+
+
+@contextmanager
+def running(name: str) -> Iterator[str]:
+    """The URL of this service, ready, in a container that is removed at the end."""
+    service = SERVICES[name]
+    images = present_images()
+    if f"{name.upper()}_IMAGE" not in images:
+        unavailable(f"no image for {name} is here")
+    port = _free_port()
+    wanted = definition(name, {**images, f"{name.upper()}_PORT": str(port)})
+    url = service.url.format(port=port, **wanted["environment"])
+    with _container(wanted, port) as container:
+        _wait_until_ready(container, lambda: service.speaks(url))
+        yield url
+
+
+def _container(wanted: dict[str, Any], port: int) -> DockerContainer:
+    # We remove our containers ourselves: Testcontainers' own reaper is one more image to pull.
+    testcontainers_config.ryuk_disabled = True
+    inner_port = wanted["ports"][0].rpartition(":")[2]
+    # A fixed port here, so that it stays the same over a restart of the container.
+    container = DockerContainer(wanted["image"], command=wanted.get("command")).with_bind_ports(inner_port, port)
+    return container.with_envs(**wanted["environment"]).with_kwargs(labels={OWNER_LABEL: f"{socket.gethostname()}:{os.getpid()}"})
+
+
+def _wait_until_ready(container: DockerContainer, speak: Callable[[], object]) -> None:
+    wrapped = container.get_wrapped_container()
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(Exception):  # whatever a client raises while its server starts
+            speak()
+            return
+        wrapped.reload()
+        if wrapped.status != "running":
+            break
+        time.sleep(0.1)
+    pytest.fail(f"{container.image} did not start:\n{wrapped.logs(tail=50).decode()}", pytrace=False)
+
+
+def _remove_leftovers(client: docker.DockerClient) -> None:
+    for container in client.containers.list(all=True, filters={"label": OWNER_LABEL}):
+        host, _, pid = container.labels[OWNER_LABEL].rpartition(":")
+        if host == socket.gethostname() and not Path("/proc", pid).exists():
+            container.remove(force=True, v=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
