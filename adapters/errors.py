@@ -9,6 +9,7 @@
     │   ├── AccessDenied                  it answered, and refused the credentials
     │   └── SchemaDrift                   it answered, but tables or columns are missing
     ├── InvalidMessage (ValueError)       a message that could never travel; nothing was written
+    │   └── Undecodable                   a message arrived that is not what Postroom sends
     ├── IllegalTransition                 the state machine has no such arrow; nothing changed
     │   └── LeaseLost                     the token is not the holder's; nothing changed
     └── Closed                            the object was used after its close()
@@ -38,6 +39,7 @@ __all__ = [
     "SchemaDrift",
     "TopologyMismatch",
     "Unavailable",
+    "Undecodable",
     "UnknownScheme",
 ]
 
@@ -84,6 +86,10 @@ class SchemaDrift(Unavailable):
 
 class InvalidMessage(PostroomError, ValueError):
     """A payload, key or header that could never travel; the message starts with the path of the value."""
+
+
+class Undecodable(InvalidMessage):
+    """A message that arrived can't be read: foreign headers, or a body that is not strict JSON. It is for the dead letters, as it is."""
 
 
 class IllegalTransition(PostroomError):

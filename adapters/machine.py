@@ -1,12 +1,17 @@
 """The state machine of a job: pure values and named transitions; no I/O, no clock of its own.
 
-    none ──enqueue──▶ pending ──take──▶ running ──ack──▶ done
-                        ▲  ▲              │ │
-                        │  └── fail, reclaim, release (attempts left)
-                        │                 ▼
-                        └────retry──── failed
+                                        ┌─renew─┐
+                                        ▼       │
+    none ──enqueue──▶ pending ──take──▶ running ┴──ack──▶ done
+                       ▲  ▲               │  │
+                       │  └── release; fail, │
+                       │   reclaim while     │ fail, reclaim on the last attempt;
+                       │   attempts are left │ dead_letter
+                       │                     ▼
+                       └───────retry────── failed
 
 Every backend and the ledger are judged against this module. Times are seconds since the epoch, always passed in.
+A `Job` holds what the arrows need; what the job is about (type, payload, key) travels beside it and changes nothing here.
 A job can run more than once (its worker may vanish after the work and before the ack), so its handler must be idempotent on `key`.
 """
 
@@ -17,12 +22,31 @@ from enum import Enum
 
 from .errors import IllegalTransition, LeaseLost
 
-__all__ = ["UNLIMITED", "Job", "Lease", "Status", "ack", "enqueue", "exhausts", "fail", "is_abandoned", "is_due", "reclaim", "release", "renew", "retry", "take"]
+__all__ = [
+    "LEASE_EXPIRED",
+    "UNLIMITED",
+    "Job",
+    "Lease",
+    "Status",
+    "ack",
+    "dead_letter",
+    "enqueue",
+    "exhausts",
+    "fail",
+    "is_abandoned",
+    "is_due",
+    "reclaim",
+    "release",
+    "renew",
+    "retry",
+    "take",
+]
 
 UNLIMITED = 2**31 - 1
 """`max_attempts` of a job whose limit someone else keeps."""
 
 LEASE_EXPIRED = "lease expired"
+"""`last_error` of a job whose worker vanished."""
 
 
 class Status(Enum):
@@ -119,6 +143,12 @@ def fail(job: Job, token: str, error: str, now: float, backoff: float = 0.0) -> 
     return _charge(job, error, now, backoff)
 
 
+def dead_letter(job: Job, token: str, error: str, now: float) -> Job:
+    """running -> failed at once, attempts left or not: an error that no retry can mend. It is charged like any failed attempt."""
+    _require_holder(job, token, "dead-lettered")
+    return _give_up(job, error, now, job.attempts + 1)
+
+
 def reclaim(job: Job, now: float) -> Job:
     """running -> pending or failed when the lease has run out: its worker vanished, which is an attempt."""
     if not is_abandoned(job, now):
@@ -126,10 +156,11 @@ def reclaim(job: Job, now: float) -> Job:
     return _charge(job, LEASE_EXPIRED, now, 0.0)
 
 
-def release(job: Job, token: str) -> Job:
-    """running -> pending, uncharged: handed back un-run, at its old place in the line."""
+def release(job: Job, token: str, now: float, delay: float = 0.0) -> Job:
+    """running -> pending, uncharged: handed back un-run, at its old place in the line, or deferred by `delay` seconds."""
     _require_holder(job, token, "released")
-    return replace(job, status=Status.PENDING, taken_at=None, lease=None)
+    available_at = now + delay if delay else job.available_at
+    return replace(job, status=Status.PENDING, taken_at=None, lease=None, available_at=available_at)
 
 
 def renew(job: Job, token: str, until: float) -> Job:
@@ -147,8 +178,12 @@ def retry(job: Job, now: float) -> Job:
 
 def _charge(job: Job, error: str, now: float, backoff: float) -> Job:
     if exhausts(job):
-        return replace(job, status=Status.FAILED, attempts=job.max_attempts, taken_at=None, lease=None, last_error=error, finished_at=now)
+        return _give_up(job, error, now, job.max_attempts)
     return replace(job, status=Status.PENDING, attempts=job.attempts + 1, taken_at=None, lease=None, last_error=error, available_at=now + backoff)
+
+
+def _give_up(job: Job, error: str, now: float, attempts: int) -> Job:
+    return replace(job, status=Status.FAILED, attempts=attempts, taken_at=None, lease=None, last_error=error, finished_at=now)
 
 
 def _require_holder(job: Job, token: str, verb: str) -> Lease:

@@ -8,12 +8,14 @@ Each backend is judged by `postroom.adapters.conformance`, which reads the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Adapter", "Capabilities", "Consumer", "DeadLetter", "DeadLetters", "Delivery", "Header", "Message", "Outcome", "Queue", "Verdict"]
 
@@ -146,6 +148,8 @@ class Capabilities:
     """An unsettled delivery comes back when its lease runs out, and `extend` lengthens it; else when its consumer's connection dies."""
     counts_attempts: bool
     """`Delivery.attempts` is meaningful."""
+    fifo: bool = True
+    """One consumer of one queue gets jobs oldest first, and a released one at its old place; else order is kept within a key at most."""
     fan_out: bool = True
     """Topics with groups."""
     ordered: bool = True
@@ -171,11 +175,14 @@ class Consumer(Protocol):
     def fail(self, delivery: Delivery, error: str, delay: float = 0.0) -> None:
         """An attempt failed: pending again after `delay` seconds, or dead when the message's own max_attempts is reached.
 
-        Only where `native_delay`; elsewhere a caller publishes the retry and acks this delivery.
+        Only where `native_delay`; elsewhere a caller publishes the retry and acks this delivery, and this raises ConfigurationError.
         """
 
     def release(self, deliveries: Sequence[Delivery], delay: float = 0.0) -> None:
-        """Hand them back un-run: attempts unchanged, at their old place in the queue. A `delay` needs `native_delay`."""
+        """Hand them back un-run: attempts unchanged, at their old place in the queue.
+
+        With a `delay` (seconds) they are not delivered before it has passed; without `native_delay` that raises ConfigurationError.
+        """
 
     def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Give it up: it is in the dead-letter queue, durably, before it leaves this one."""
@@ -218,13 +225,14 @@ class Adapter(Protocol):
         """Publish in order; return one outcome for each message, in order. Blocks until all are known (each backend states its bound).
 
         Never raises for a message or a lost connection: that is an outcome. A message to a queue nobody declared is BUSY.
+        A `delay` without `native_delay` is the caller's mistake: ConfigurationError, and nothing is published.
         """
 
     def consume(self, queues: Mapping[str, int], *, group: str, prefetch: int, name: str) -> Consumer:
         """Subscribe to carriers, each with its weight (a positive integer: the share of the deliveries when all have work).
 
         At most `prefetch` deliveries are unsettled at a time. `name` identifies the holder (see `abandon`).
-        Raises ConfigurationError when a queue is not declared.
+        Raises ConfigurationError when a queue is not declared, when there is none, and for a prefetch or a weight below 1.
         """
 
     def dead_letters(self, queue: str) -> DeadLetters:
@@ -233,11 +241,14 @@ class Adapter(Protocol):
     def abandon(self, name: str) -> int:
         """Hand back, uncharged, all that the consumer `name` holds: its process is known to be dead. Return how many."""
 
+    def carriers(self) -> Sequence[str]:
+        """The names of all declared carriers, sorted, as far as this backend can list them; a broker that can't gives those ensured here."""
+
     def depth(self, queue: str) -> Mapping[str, int]:
         """Count the jobs of a carrier by status: at least `pending`, `running` and `failed`."""
 
     def tidy(self, *, older_than: float, limit: int = 1000) -> int:
-        """Remove up to `limit` finished jobs that ended more than `older_than` seconds ago; return how many. Brokers keep none: 0."""
+        """Remove up to `limit` jobs that were done more than `older_than` seconds ago; return how many. Dead letters stay. Brokers keep none: 0."""
 
     def close(self) -> None:
         """Close every connection. May be called twice."""

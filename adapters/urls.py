@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 __all__ = ["redact", "scheme_of"]
 
-_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/\s]*@")
-_SECRET_OPTION = re.compile(r"([?&;][^=&\s]*(?:password|secret|token|passphrase|key\.pem)[^=&\s]*=)[^&\s]*", re.IGNORECASE)
+_PASSWORD = re.compile(r"(?<=://)([^/\s:]*):\S*@")  # up to the last @: a password may hold / ? # @ though it should not; rather hide too much
+_SECRET_OPTION = re.compile(
+    r"((?:^|[?&;\s])[^=&;?\s]*(?:password|passwd|pwd|secret|token|passphrase|api_?key|key\.pem)[^=&;?\s]*=)[^&\s]*", re.IGNORECASE
+)
 
 
 def redact(text: str) -> str:
@@ -17,5 +18,9 @@ def redact(text: str) -> str:
 
 
 def scheme_of(url: str) -> str:
-    """The part before the colon, without a driver: `postgresql` for `postgresql+psycopg://...`."""
-    return urlsplit(url).scheme.partition("+")[0].lower()
+    """The part before the colon, without a driver: `postgresql` for `postgresql+psycopg://...`, nothing where there is no colon.
+
+    Plain text work, because parsers of URLs quote the password in their own errors.
+    """
+    scheme, colon, _ = url.partition(":")
+    return scheme.partition("+")[0].lower() if colon else ""

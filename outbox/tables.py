@@ -7,8 +7,10 @@ from sqlalchemy import Boolean, Column, Index, Integer, SmallInteger, String, Ta
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.types import Blob, Instant, Key, Sequence
 
-__all__ = ["LANES", "MAX_KEY", "MAX_TYPE", "lanes", "outbox", "relays"]
+__all__ = ["CHANNEL", "LANES", "MAX_KEY", "MAX_TYPE", "lanes", "outbox", "relays"]
 
+CHANNEL = "postroom_outbox"
+"""Where PostgreSQL notifies relays of committed rows."""
 LANES = 64
 """How many lanes the rows are spread over (hash of the ordering key): the most relays that can share the work."""
 MAX_KEY = 400
@@ -18,7 +20,7 @@ outbox = Table(
     "postroom_outbox",
     metadata,
     Column("seq", Sequence, primary_key=True, autoincrement=True),
-    Column("id", String(36), nullable=False, unique=True),
+    Column("id", String(36), nullable=False, index=True),  # not unique: a retry is a further row of the same job
     Column("queue", String(200), nullable=False),
     Column("type", String(MAX_TYPE), nullable=False),
     Column("key", Key(MAX_KEY), nullable=False, index=True),
@@ -27,21 +29,31 @@ outbox = Table(
     Column("ordered", Boolean, nullable=False),
     Column("body", Blob, nullable=False),
     Column("headers", Blob, nullable=False),
-    Column("status", String(8), nullable=False),  # pending, sent, parked
+    Column("status", String(8), nullable=False),  # pending, sent, parked; dropped: parked and then discarded by a person
     Column("enqueued_at", Instant, nullable=False),
     Column("available_at", Instant, nullable=False),  # its place in the line, for good
     Column("retry_at", Instant),  # a publish that must be tried again is not tried before
     Column("holds", Key(MAX_KEY)),  # the ordering key, while this row holds back the later rows of that key
     Column("attempts", Integer, nullable=False),
     Column("last_error", Text),
-    Column("sent_at", Instant),
+    Column("sent_at", Instant),  # or dropped: since when nothing waits for the row but a purge
 )
 
 _WAITING = outbox.c.status == "pending"
-Index("postroom_outbox_due", outbox.c.status, outbox.c.available_at, outbox.c.seq, postgresql_where=_WAITING, sqlite_where=_WAITING)
+# Each relay reads it from the left: rows never tried (no retry_at) oldest first, and apart from them those whose retry is due.
+Index(
+    "postroom_outbox_due",
+    outbox.c.status,
+    outbox.c.retry_at,
+    outbox.c.available_at,
+    outbox.c.seq,
+    postgresql_where=_WAITING,
+    sqlite_where=_WAITING,
+)
 Index("postroom_outbox_held", outbox.c.holds, postgresql_where=outbox.c.holds.is_not(None), sqlite_where=outbox.c.holds.is_not(None))
-_SENT = outbox.c.status == "sent"
-Index("postroom_outbox_sent", outbox.c.status, outbox.c.sent_at, postgresql_where=_SENT, sqlite_where=_SENT)
+Index("postroom_outbox_sent", outbox.c.sent_at, postgresql_where=outbox.c.sent_at.is_not(None), sqlite_where=outbox.c.sent_at.is_not(None))
+_PARKED = outbox.c.status == "parked"
+Index("postroom_outbox_parked", outbox.c.status, outbox.c.seq, postgresql_where=_PARKED, sqlite_where=_PARKED)
 
 lanes = Table(
     "postroom_lanes",

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
 from support import services
 from support.databases import fresh_database
+
+# The conformance suite is shipped as part of the package; its assertions are to explain themselves all the same.
+pytest.register_assert_rewrite("postroom.adapters.conformance")
 
 # A slow machine is no failure: what must be quick has a benchmark, not a deadline.
 hypothesis.settings.register_profile("postroom", deadline=None)

@@ -1,11 +1,21 @@
-import re
-import time
-from collections.abc import Iterator
+"""The servers of compose.yaml answer, and the fixtures that start them keep their word."""
 
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import docker
 import pika
 import pytest
 import sqlalchemy
 from confluent_kafka import Consumer, Producer
+from docker.models.containers import Container
+from sqlalchemy.exc import DBAPIError
+
 from support import services
 from support.databases import connected, fresh_database
 
@@ -22,7 +32,7 @@ def test_rabbitmq_gives_back_what_it_was_given(rabbitmq_url: str) -> None:
 
 
 def test_kafka_gives_back_what_it_was_given(kafka_bootstrap: str) -> None:
-    producer = Producer({"bootstrap.servers": kafka_bootstrap, "acks": "all"})
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
     producer.produce("jobs", b"1")
     assert producer.flush(30) == 0
     consumer = Consumer({"bootstrap.servers": kafka_bootstrap, "group.id": "test", "auto.offset.reset": "earliest"})
@@ -38,30 +48,87 @@ def server_url(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(f"{request.param}_url")
 
 
-def test_a_fresh_database_is_empty_and_a_test_s_own(server_url: str) -> None:
-    with fresh_database(server_url) as first, fresh_database(server_url) as second:
-        with connected(first) as connection:
-            connection.exec_driver_sql("CREATE TABLE jobs (id INT)")
-        with connected(second) as connection:
+def test_each_fresh_database_is_empty_whatever_the_last_test_left(server_url: str) -> None:
+    for _ in range(2):
+        with fresh_database(server_url) as url, connected(url) as connection:
             assert sqlalchemy.inspect(connection).get_table_names() == []
+            connection.exec_driver_sql("CREATE TABLE jobs (id INT)")
 
 
-def test_a_fresh_database_goes_even_if_somebody_holds_a_transaction_in_it(server_url: str) -> None:
-    with fresh_database(server_url) as url:
-        left_open = connected(url)
-        connection = left_open.__enter__()
-        connection.exec_driver_sql("CREATE TABLE jobs (id INT)")
-        connection.exec_driver_sql("BEGIN")
-        connection.exec_driver_sql("SELECT * FROM jobs")
-    with pytest.raises(sqlalchemy.exc.DBAPIError), connected(url):
-        pass
-    connection.invalidate()
-    left_open.__exit__(None, None, None)
+def test_fresh_databases_at_the_same_time_are_different_ones(server_url: str) -> None:
+    with fresh_database(server_url) as first, fresh_database(server_url) as second:
+        assert first != second
 
 
-def test_a_fresh_database_costs_a_test_next_to_nothing(server_url: str) -> None:
-    started = time.monotonic()
-    for _ in range(10):
-        with fresh_database(server_url):
+def test_a_fresh_database_goes_although_somebody_holds_a_transaction_in_it(server_url: str) -> None:
+    with ExitStack() as forgotten:
+        with fresh_database(server_url) as url:
+            connection = forgotten.enter_context(connected(url))
+            connection.exec_driver_sql("CREATE TABLE jobs (id INT)")
+            connection.exec_driver_sql("BEGIN")
+            connection.exec_driver_sql("SELECT * FROM jobs")
+        connection.invalidate()  # what it held is gone: closing it would fail
+        with pytest.raises(DBAPIError), connected(url):
             pass
-    print((time.monotonic() - started) / 10)
+
+
+def test_a_database_of_each_kind_is_there_to_be_asked_for(database_url: str) -> None:
+    assert database_url.partition(":")[0] in {"sqlite", "postgresql", "mysql"}
+
+
+def test_each_service_has_an_image_that_can_be_built_here() -> None:
+    images = re.compile(r"^(\w+_IMAGE)=postroom/", re.MULTILINE)
+    assert set(images.findall((services.COMPOSE / "local.env").read_text())) == {f"{name.upper()}_IMAGE" for name in services.SERVICES}
+    assert set(services.SERVICES) == set(services.definitions({}))
+
+
+@pytest.fixture
+def idle_container(docker_engine: None) -> Iterator[Callable[[int], Container]]:
+    """Makes a container, never started, as a test session with this process id would have left it."""
+    client = docker.from_env()
+    image = next(iter(services.present_images().values()))
+    made = []
+
+    def make(pid: int) -> Container:
+        made.append(client.containers.create(image, labels={services.OWNER_LABEL: f"{socket.gethostname()}:{pid}"}))
+        return made[-1]
+
+    yield make
+    for container in made:
+        with suppress(docker.errors.NotFound):
+            container.remove()
+    client.close()
+
+
+def test_containers_of_a_test_session_that_was_killed_are_removed(idle_container: Callable[[int], Container]) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    container = idle_container(ended.pid)
+    services.require_engine()
+    with pytest.raises(docker.errors.NotFound):
+        container.reload()
+
+
+def test_containers_of_a_test_session_that_runs_beside_this_one_are_kept(idle_container: Callable[[int], Container]) -> None:
+    container = idle_container(os.getppid())
+    services.require_engine()
+    container.reload()
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_docker_a_test_is_skipped_with_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no Docker engine answers; `make images`"):
+        services.require_engine()
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_docker_a_test_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no Docker engine answers"):
+        services.require_engine()

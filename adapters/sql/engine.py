@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from postroom.adapters.errors import ConfigurationError, MissingExtra, UnknownScheme
 from postroom.adapters.urls import redact, scheme_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from collections.abc import Mapping
 
-__all__ = ["DRIVERS", "engine_url", "open_engine", "prepare", "reading"]
+    from sqlalchemy import URL, Connection, Engine, Pool
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = ["DRIVERS", "engine_url", "is_prepared", "open_engine", "prepare", "reading", "renew_after_fork"]
+
+AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
 DRIVERS = {
     "sqlite": ("sqlite", "pysqlite", "sqlite3", ""),
@@ -28,6 +36,14 @@ DRIVERS = {
 BUSY_TIMEOUT = 30.0
 """How long (seconds) SQLite waits for another process's write before it gives up."""
 
+# No call waits for ever for a server that has gone without a word: 10 s to connect, about a minute for an answer on a dead line.
+_SQLITE: Mapping[str, Any] = {"timeout": BUSY_TIMEOUT}
+_PSYCOPG: Mapping[str, Any] = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+_PYMYSQL: Mapping[str, Any] = {"connect_timeout": 10, "read_timeout": 90, "write_timeout": 60}
+_PATIENCE = {"pysqlite": _SQLITE, "psycopg": _PSYCOPG, "pymysql": _PYMYSQL}
+
+_LEGACY_TRANSACTION_CONTROL = -1  # sqlite3's name for it exists from Python 3.12 on
+
 
 def engine_url(url: str) -> URL:
     """Complete a plain URL with the driver Postroom uses; a driver that is named is kept.
@@ -36,44 +52,73 @@ def engine_url(url: str) -> URL:
     """
     scheme = scheme_of(url)
     if scheme not in DRIVERS:
-        raise UnknownScheme(f"{redact(url)!r}: no database answers to {scheme or url!r}; use {', '.join(sorted(DRIVERS))}")
+        raise UnknownScheme(f"{redact(url)!r}: no database answers to {scheme or 'a URL without a scheme'!r}; use {', '.join(sorted(DRIVERS))}")
     dialect, driver, module, extra = DRIVERS[scheme]
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ConfigurationError(f"{redact(url)!r} is no database URL; write it like {scheme}://user:password@host/database") from None
     if "+" in parsed.drivername:
-        return parsed
+        return _known_driver(parsed, extra)
     _require(module, extra, url)
-    return parsed.set(drivername=f"{dialect}+{driver}")
+    return _on_disk(parsed.set(drivername=f"{dialect}+{driver}"))
 
 
 def open_engine(url: str, *, pool_size: int = 5) -> Engine:
-    """Return an engine for `url`, not yet connected, with at most `pool_size` idle connections and twice as many busy ones."""
+    """Return an engine for `url`, not yet connected, with at most `pool_size` idle connections and twice as many busy ones.
+
+    A forked child opens connections of its own. Raises like `engine_url`.
+    """
     target = engine_url(url)
+    driver = target.get_driver_name()
+    patience = {name: value for name, value in _PATIENCE.get(driver, {}).items() if name not in target.query}
+    options: dict[str, Any] = {"connect_args": patience, "pool_size": pool_size, "max_overflow": pool_size}
     if target.get_backend_name() == "sqlite":
-        engine = create_engine(target, connect_args={"timeout": BUSY_TIMEOUT}, pool_size=pool_size, max_overflow=pool_size)
+        engine = create_engine(target, **options)
         event.listen(engine, "connect", _wal)
     else:
-        engine = create_engine(target, isolation_level="READ COMMITTED", pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+        engine = create_engine(target, isolation_level="READ COMMITTED", pool_pre_ping=True, **options)
+    renew_after_fork(engine)
     return prepare(engine)
 
 
-def prepare(engine: Engine) -> Engine:
-    """Make a SQLite engine transactional, in place, and return it; other engines are left as they are.
+def prepare(engine: AnyEngine) -> AnyEngine:
+    """Make a SQLite engine (or AsyncEngine) transactional, in place, and return it; other engines are left as they are.
 
     Python's sqlite3 opens a transaction only before the first INSERT, so a savepoint that comes first would commit by itself; here
     every transaction begins with BEGIN IMMEDIATE, which also waits for the write lock at the one place where waiting is safe.
+    Connections that the engine has opened before are covered too.
     """
-    if engine.dialect.name == "sqlite" and not event.contains(engine, "begin", _begin):
-        event.listen(engine, "connect", _manual_transactions)
-        event.listen(engine, "begin", _begin)
+    inner: Engine = getattr(engine, "sync_engine", engine)
+    if inner.dialect.name == "sqlite" and not event.contains(inner, "begin", _begin):
+        event.listen(inner, "begin", _begin)
     return engine
+
+
+def is_prepared(connection: Connection) -> bool:
+    """Whether the engine of this connection has been through `prepare` (or `open_engine`)."""
+    return any(listener is _begin for listener in connection.dispatch.begin)
 
 
 def reading(engine: Engine) -> Engine:
     """The same engine for transactions that only read: on SQLite they don't take the write lock."""
     return engine.execution_options(postroom_reading=True)
+
+
+def renew_after_fork(engine: Engine) -> None:
+    """Have a forked child open connections of its own: two processes that speak on one connection destroy it.
+
+    The parent's are kept there, unused: to close them would say goodbye in the parent's name.
+    """
+    known = weakref.ref(engine)
+    inherited: list[Pool] = []
+
+    def renew() -> None:
+        if (mine := known()) is not None:
+            inherited.append(mine.pool)
+            mine.dispose(close=False)
+
+    os.register_at_fork(after_in_child=renew)
 
 
 def _require(module: str, extra: str, url: str) -> None:
@@ -83,16 +128,54 @@ def _require(module: str, extra: str, url: str) -> None:
         raise MissingExtra(f"{redact(url)!r} needs the {module} library: pip install 'postroom[{extra}]'") from None
 
 
+def _known_driver(url: URL, extra: str) -> URL:
+    shown = url.render_as_string(hide_password=True)
+    try:
+        dialect = url.get_dialect()
+        dialect.import_dbapi()
+    except NoSuchModuleError:
+        raise ConfigurationError(f"{shown!r}: SQLAlchemy knows no driver {url.get_driver_name()!r}; leave it out to use Postroom's own") from None
+    except ImportError as error:
+        raise MissingExtra(f"{shown!r} needs the {error.name} library; without a driver in the URL: pip install 'postroom[{extra}]'") from None
+    if dialect.is_async:
+        raise ConfigurationError(f"{shown!r}: {url.get_driver_name()} is an async driver, and Postroom's own connections are not; leave it out")
+    return _on_disk(url)
+
+
+def _on_disk(url: URL) -> URL:
+    if url.get_backend_name() == "sqlite" and (not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"):
+        raise ConfigurationError(
+            "SQLite in memory is another, empty database for each connection: name a file, like sqlite:///postroom.db, or use memory: for a queue that may be lost"
+        )
+    return url
+
+
 def _wal(dbapi_connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's own connection
     """Readers don't block the writer; each commit is on the disk before it returns."""
-    dbapi_connection.execute("PRAGMA journal_mode=WAL")
+    _switch_to_wal(dbapi_connection)
     dbapi_connection.execute("PRAGMA synchronous=FULL")
 
 
-def _manual_transactions(dbapi_connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's own connection
-    dbapi_connection.isolation_level = None
+def _switch_to_wal(dbapi_connection: Any) -> None:  # noqa: ANN401 - the driver's own connection
+    """The switch, which is for good, needs the file for itself and doesn't wait for it: several that open a new file at once must take turns."""
+    late = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            dbapi_connection.execute("PRAGMA journal_mode=WAL")
+        except dbapi_connection.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > late:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _begin(connection: Connection) -> None:
+    """Take transactions out of sqlite3's hands, and begin one."""
+    driver: Any = connection.connection.dbapi_connection
+    if getattr(driver, "autocommit", _LEGACY_TRANSACTION_CONTROL) != _LEGACY_TRANSACTION_CONTROL:
+        driver.autocommit = _LEGACY_TRANSACTION_CONTROL
+    if driver.isolation_level is not None:
+        driver.isolation_level = None
     reads = connection.get_execution_options().get("postroom_reading", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from postroom.adapters.errors import AccessDenied, SchemaDrift, Unavailable
@@ -23,25 +23,37 @@ __all__ = ["transact", "translated"]
 Result = TypeVar("Result")
 
 TRIES = 8
-_DEADLOCKS = {1213, 1205, "40001", "40P01"}  # MySQL's deadlock and lock wait, SQL's serialization failure and PostgreSQL's deadlock
-_DENIED = {1044, 1045, 1698, "28000", "28P01", "42501"}
-_MISSING = {1054, 1146, "42P01", "42703"}
+PATIENCE = 30.0
+"""Nothing is tried again after this many seconds."""
+
+# Numbers are MySQL's and MariaDB's, five characters are SQLSTATEs of PostgreSQL.
+_DEADLOCKS = {1205, 1213, 3572, "40001", "40P01"}
+_DENIED = {1044, 1045, 1142, 1227, 1698, "28000", "28P01", "42501"}
+_MISSING = {1054, 1146, "42P01", "42703", "3F000"}
+_READ_ONLY = {1290, 1792, 1836, "25006"}  # the server that we reached is a standby now
+_REMEDIES = {
+    "does not exist": "; create the database first",
+    "Unknown database": "; create the database first",
+    "unable to open database file": "; does its directory exist, and may this user write there?",
+}
 
 
-def transact(engine: Engine, work: Callable[[Connection], Result]) -> Result:
+def transact(engine: Engine, work: Callable[[Connection], Result], *, sleep: Callable[[float], object] = time.sleep) -> Result:
     """Run `work` in a transaction of its own and commit; run it again, up to 8 times within about 2 s, after a deadlock.
 
-    `work` must have no effect but on its connection. Raises Unavailable, AccessDenied or SchemaDrift.
+    `work` must have no effect but on its connection. Raises Unavailable, AccessDenied or SchemaDrift; what else the database refuses
+    (a value, a constraint) stays a DBAPIError.
     """
+    began = time.monotonic()
     with translated(engine):
         for attempt in range(TRIES):
             try:
                 with engine.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
-                if attempt == TRIES - 1 or not _is_deadlock(error):
+                if attempt == TRIES - 1 or time.monotonic() - began > PATIENCE or not _is_deadlock(error):
                     raise
-                time.sleep(random.uniform(0, 0.005 * 2**attempt))  # noqa: S311 - to part two victims, not to keep a secret
+                sleep(random.uniform(0, 0.005 * 2**attempt))  # noqa: S311 - to part two victims, not to keep a secret
         raise AssertionError  # the last try returned or raised
 
 
@@ -51,13 +63,16 @@ def translated(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeout) as error:
-        raise _translate(error, engine) from error
+        translation = _translate(error, engine)
+        if translation is error:
+            raise
+        raise translation from error
 
 
 def _code(error: DBAPIError) -> int | str | None:
     """The server's own code: an SQLSTATE from PostgreSQL, a number from MySQL, nothing from SQLite."""
     original = error.orig
-    state: str | None = getattr(original, "sqlstate", None)
+    state: str | None = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     first = original.args[0] if original is not None and original.args else None
     return state or (first if isinstance(first, int) else None)
 
@@ -70,15 +85,25 @@ def _translate(error: DBAPIError | PoolTimeout, engine: Engine) -> Exception:
     where = engine.url.render_as_string(hide_password=True)
     if isinstance(error, PoolTimeout):
         return Unavailable(f"{where}: every connection of the pool is busy")
-    said = redact(str(error.orig).strip().partition("\n")[0])
+    said = _in_one_line(error)
     if _code(error) in _MISSING or "no such table" in said or "no such column" in said:
         return SchemaDrift(f"{where}: {said}; run `postroom schema create` (or `postroom schema check` to see what differs)")
-    return _unreachable(error, where, said)
-
-
-def _unreachable(error: DBAPIError, where: str, said: str) -> Exception:
     if _code(error) in _DENIED or "authentication failed" in said:
         return AccessDenied(f"{where}: {said}; check the user, the password and the database's name")
-    if isinstance(error, OperationalError) or error.connection_invalidated:
-        return Unavailable(f"{where}: {said}")
-    return error
+    remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in said), "")
+    return Unavailable(f"{where}: {said}{remedy}") if _is_unavailable(error) else error
+
+
+def _in_one_line(error: DBAPIError) -> str:
+    """What the driver said, without its hints and without secrets: psycopg tells each address it tried in a line of its own, MySQL a code and a text."""
+    original = error.orig
+    arguments = original.args if original is not None else ()
+    text = str(arguments[1]) if len(arguments) > 1 and isinstance(arguments[0], int) else str(original)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    failures = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    return redact((failures or lines or [type(original).__name__])[0])
+
+
+def _is_unavailable(error: DBAPIError) -> bool:
+    """No answer, or one that says nothing about the statement. A plain DatabaseError is SQLite's for a file that is none of its own."""
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError) or type(error) is DatabaseError or _code(error) in _READ_ONLY

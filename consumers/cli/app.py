@@ -64,7 +64,9 @@ Start here:
 Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 database or broker unreachable, 130 or 143 stopped by a signal.
 """,
 )
-@click.option("--database", metavar="URL", envvar="POSTROOM_DATABASE", help="Where outbox and ledger are.  [env: POSTROOM_DATABASE; sqlite:///postroom.db]")
+@click.option(
+    "--database", metavar="URL", envvar="POSTROOM_DATABASE", help="Where outbox and ledger are.  [env: POSTROOM_DATABASE; sqlite:///postroom.db]"
+)
 @click.option("--broker", metavar="URL", envvar="POSTROOM_BROKER", help="Where the queues are.  [env: POSTROOM_BROKER; else the database]")
 @click.version_option(package_name="postroom", message="%(package)s %(version)s")
 @click.pass_context

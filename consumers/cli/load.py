@@ -56,8 +56,10 @@ def _jobs_of(module: ModuleType, attribute: str) -> Jobs:
 
 def _broken(name: str, error: BaseException) -> ConfigurationError:
     said = error.msg if isinstance(error, SyntaxError) else str(error)
-    kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-    return ConfigurationError(f"{_place(name, error)}: {kind}{said}".rstrip(": "))
+    if not isinstance(error, ConfigurationError):
+        return ConfigurationError(f"{_place(name, error)}: {type(error).__name__}: {said}".rstrip(": "))
+    has_place = said.startswith(_file_of(name) or "\0")  # a handler that is refused names its own line
+    return ConfigurationError(said if has_place else f"{_place(name, error)}: {said}")
 
 
 def _place(name: str, error: BaseException) -> str:

@@ -6,38 +6,41 @@ from sqlalchemy import BigInteger, Column, Index, Integer, String, Table, Text, 
 
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.types import Instant, Key, Sequence
-from postroom.outbox.tables import MAX_KEY
+from postroom.outbox.tables import MAX_KEY, MAX_TYPE
 
-__all__ = ["ledger"]
+__all__ = ["MAX_GROUP", "MAX_WORKER", "ledger"]
+
+MAX_GROUP = 100
+MAX_WORKER = 100
 
 ledger = Table(
     "postroom_ledger",
     metadata,
     Column("id", Sequence, primary_key=True, autoincrement=True),
-    Column("group_name", Key(100), nullable=False),
-    Column("type", Key(200), nullable=False),
+    Column("group_name", Key(MAX_GROUP), nullable=False),
+    Column("type", Key(MAX_TYPE), nullable=False),
     Column("key", Key(MAX_KEY), nullable=False),
-    Column("job_id", String(36), nullable=False, index=True),  # the job that made the row, or was last begun under it
+    Column("job_id", Key(36), nullable=False, index=True),  # the job that made the row, or was last begun under it
     Column("queue", String(200), nullable=False),
     Column("digest", String(32), nullable=False),  # of the payload: another one under the same key is a conflict
     Column("status", String(8), nullable=False),  # pending, running, done, failed
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
     Column("suspicions", Integer, nullable=False),  # crashes of its process that may have been this job's doing; charged when proven
-    Column("fence", BigInteger, nullable=False),  # grows at each begin: id and fence name one attempt
+    Column("fence", BigInteger, nullable=False),  # another one at each begin: id and fence name one attempt
     Column("copy", Integer, nullable=False),  # the number of the message copy that is alive; older ones are stale
     Column("replays", Integer, nullable=False),
     Column("enqueued_at", Instant, nullable=False),
     Column("taken_at", Instant),
     Column("lease_until", Instant),
-    Column("worker", String(100)),
+    Column("worker", String(MAX_WORKER)),  # who holds it, or held it last
     Column("retry_at", Instant),
     Column("finished_at", Instant),
     Column("last_error", Text),
-    UniqueConstraint("group_name", "type", "key", name="postroom_ledger_key"),
+    UniqueConstraint("key", "type", "group_name", name="postroom_ledger_key"),  # the key first: `postroom status KEY` reads it
 )
 
 _RUNNING = ledger.c.status == "running"
-Index("postroom_ledger_leases", ledger.c.status, ledger.c.lease_until, postgresql_where=_RUNNING, sqlite_where=_RUNNING)
+Index("postroom_ledger_held", ledger.c.status, ledger.c.worker, postgresql_where=_RUNNING, sqlite_where=_RUNNING)
 _ENDED = ledger.c.finished_at.is_not(None)
 Index("postroom_ledger_ended", ledger.c.finished_at, postgresql_where=_ENDED, sqlite_where=_ENDED)

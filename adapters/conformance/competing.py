@@ -1,0 +1,126 @@
+"""Several at once: threads of one process, and processes of one host."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .puppet import Puppet
+from .stage import ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from postroom.adapters.seam import Consumer, Queue
+
+    from .stage import Stage
+
+__all__ = ["Processes", "Threads"]
+
+
+class Threads:
+    """Two takes never return the same running job, whoever takes."""
+
+    def test_two_threads_share_the_jobs_and_none_runs_twice(self, stage: Stage) -> None:
+        queue = stage.queue()
+        published = stage.fill(queue, 100)
+        consumers = [stage.consumer(queue, prefetch=2) for _ in range(2)]
+        with ThreadPoolExecutor() as pool:
+            parts = list(pool.map(lambda consumer: self._drain(stage, consumer), consumers))
+        assert sorted(parts[0] + parts[1]) == published
+
+    def test_messages_published_by_several_threads_all_arrive(self, stage: Stage) -> None:
+        queue = stage.queue()
+        batches = [[stage.message(queue) for _ in range(25)] for _ in range(4)]
+        with ThreadPoolExecutor() as pool:
+            published = [identity for part in pool.map(lambda batch: stage.publish(*batch), batches) for identity in part]
+        assert sorted(ids(stage.receive(stage.consumer(queue, prefetch=100), 100))) == sorted(published)
+
+    def test_a_waiting_receive_gets_what_is_published_meanwhile(self, stage: Stage) -> None:
+        queue = stage.queue()
+        consumer = stage.consumer(queue)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(consumer.receive, 1, stage.harness.patience)
+            published = stage.fill(queue, 1)
+            assert ids(waiting.result(stage.harness.patience)) == published
+
+    def test_a_delivery_may_be_settled_by_another_thread(self, stage: Stage) -> None:
+        queue = stage.queue()
+        stage.fill(queue, 5)
+        consumer = stage.consumer(queue)
+        deliveries = stage.receive(consumer, 5)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda delivery: consumer.ack([delivery]), deliveries))
+        consumer.close()
+        assert stage.rest(stage.consumer(queue)) == []
+
+    @staticmethod
+    def _drain(stage: Stage, consumer: Consumer) -> list[str]:
+        done = []
+        while taken := stage.rest(consumer, limit=1):
+            consumer.ack(taken)
+            done += ids(taken)
+        return done
+
+
+class Processes:
+    """The same with processes, which may also die."""
+
+    def test_two_processes_never_hold_the_same_job(self, stage: Stage) -> None:
+        stage.needs("shared")
+        queue = stage.queue()
+        published = stage.fill(queue, 2)
+        with self._puppet(stage, queue, "one") as one, self._puppet(stage, queue, "two") as two:
+            taken = [*one.ask(f"receive {stage.harness.patience}"), *two.ask(f"receive {stage.harness.patience}")]
+            assert sorted(taken) == published
+            assert one.ask("ack") + two.ask("ack") == taken
+
+    def test_two_processes_share_the_jobs_and_none_runs_twice(self, stage: Stage) -> None:
+        stage.needs("shared")
+        queue = stage.queue()
+        with self._puppet(stage, queue, "one") as one, self._puppet(stage, queue, "two") as two:
+            published = stage.fill(queue, 100)
+            for puppet in (one, two):
+                puppet.send(f"drain {stage.harness.silence * 5}")
+            assert sorted(one.answer() + two.answer()) == published
+
+    def test_what_a_killed_process_published_is_still_there(self, stage: Stage) -> None:
+        stage.needs("shared")
+        queue = stage.queue()
+        with self._puppet(stage, queue, "doomed") as doomed:
+            assert doomed.ask("publish order-4711") == ["order-4711"]
+            doomed.kill()
+        assert stage.drain(stage.consumer(queue), 1) == ["order-4711"]
+
+    def test_the_job_of_a_killed_process_is_taken_by_another_one(self, stage: Stage) -> None:
+        stage.needs("shared")
+        queue = stage.queue()
+        published = stage.fill(queue, 1)
+        with self._puppet(stage, queue, "doomed") as doomed:
+            assert doomed.ask(f"receive {stage.harness.patience}") == published
+            doomed.kill()
+        if stage.capabilities.clock_leases:
+            stage.expire()
+        again = stage.one(stage.consumer(queue))
+        assert ids([again]) == published
+        assert again.attempts == 1 or not stage.capabilities.counts_attempts
+
+    def test_the_job_of_a_process_known_to_be_dead_comes_back_at_once(self, stage: Stage) -> None:
+        stage.needs("shared")
+        queue = stage.queue()
+        published = stage.fill(queue, 1)
+        with self._puppet(stage, queue, "doomed") as doomed:
+            doomed.ask(f"receive {stage.harness.patience}")
+            doomed.kill()
+        stage.adapter.abandon("doomed")
+        assert stage.drain(stage.consumer(queue), 1) == published
+
+    @staticmethod
+    @contextmanager
+    def _puppet(stage: Stage, queue: Queue, name: str) -> Iterator[Puppet]:
+        puppet = Puppet(stage.harness.opener, stage.harness.url, queue.name, name)
+        try:
+            yield puppet
+        finally:
+            puppet.kill()

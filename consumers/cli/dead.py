@@ -1,0 +1,239 @@
+"""`postroom dead`: the jobs that were given up."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import click
+
+from postroom.consumers.dead import Selection, discarded, grouped, letters, places
+from postroom.consumers.ledger import Ledger
+from postroom.consumers.replay import Fate, Replay, Unproven, mark
+
+from .connect import broker, database
+from .exits import NO
+from .letters import GROUP_COLUMNS, LETTER_COLUMNS, group_json, group_row, letter_json, letter_row, letter_text
+from .load import load_jobs
+from .options import DURATION, Settings, as_json, connections
+from .output import echo_json, progress, table
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from sqlalchemy import Engine
+
+    from postroom.adapters.seam import Adapter
+    from postroom.consumers.dead import Letter, Place
+
+__all__ = ["command"]
+
+Row = TypeVar("Row")
+Json: TypeAlias = "dict[str, Any]"
+Cells: TypeAlias = "Sequence[object]"
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  postroom dead list --by-error                      what goes wrong, and how often
+  postroom dead show order-4711                      all about one, payload included
+  postroom dead replay --type send-receipt           when the cause is mended; one goes first
+  postroom dead discard order-4711 --reason "a test order"
+"""
+)
+def command() -> None:
+    """Jobs that were given up: dead letters of the queues, and rows of the outbox that the broker refused (parked).
+
+    All of it may be stopped anywhere and run again: no job is replayed twice, and none gets lost.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What the options of one run mean: the open places, and which of their letters."""
+
+    engine: Engine
+    adapter: Adapter
+    places: Sequence[Place]
+    selection: Selection
+
+    def letters(self) -> Iterator[tuple[Place, Letter]]:
+        """Read them."""
+        return letters(self.places, self.selection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The options by which letters are chosen, as they were given."""
+
+    names: tuple[str, ...]
+    queues: tuple[str, ...]
+    types: tuple[str, ...]
+    error: str
+    source: str | None
+    application: str | None
+    limit: int | None
+
+    def require(self, *, everything: bool) -> None:
+        """Refuse to act on all letters of all queues unless that was said."""
+        if not (everything or self.names or self.queues or self.types or self.error or self.source):
+            raise click.UsageError("which ones? Name them (id or key), or choose with --queue, --type, --error or --source, or say --all")
+
+
+def _choosing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a subcommand the options by which letters are chosen, as one `choice`, and where to look, as `settings`."""
+
+    @click.argument("names", nargs=-1, metavar="[ID|KEY]...")
+    @click.option(
+        "--queue", "queues", multiple=True, metavar="QUEUE", help="Only this queue's; may be repeated.  [default: all that the broker knows]"
+    )
+    @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only jobs of this type; may be repeated.")
+    @click.option("--error", default="", metavar="TEXT", help="Only those whose error has this text in it.")
+    @click.option("--source", type=click.Choice(["queue", "outbox"]), help="Only the queues' dead letters, or only the outbox's parked rows.")
+    @click.option("--app", "application", metavar="MODULE:JOBS", help="Look in this application's queues: for a broker that can't list its own.")
+    @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+    @connections
+    @wraps(command)
+    def chosen(settings: Settings, /, **options: Any) -> Any:  # noqa: ANN401 - what click hands over
+        choice = Choice(**{name: options.pop(name) for name in Choice.__dataclass_fields__})
+        return command(settings, choice, **options)
+
+    return chosen
+
+
+@contextmanager
+def _open(settings: Settings, choice: Choice) -> Iterator[Chosen]:
+    selection = Selection(names=frozenset(choice.names), types=frozenset(choice.types), error=choice.error, limit=choice.limit)
+    with ExitStack() as opened:
+        engine = opened.enter_context(database(settings))
+        adapter = opened.enter_context(broker(settings))
+        carriers = choice.queues or (load_jobs(choice.application).carriers() if choice.application else adapter.carriers())
+        found = places(engine, adapter, tuple(carriers), parked_of=choice.queues)
+        yield Chosen(
+            engine=engine,
+            adapter=adapter,
+            places=[place for place in found if choice.source in {None, place.source}],
+            selection=selection,
+        )
+
+
+@command.command("list")
+@_choosing
+@click.option("--by-error", is_flag=True, help="Count them by their error, numbers and ids in it aside.")
+@as_json
+def list_(settings: Settings, choice: Choice, *, by_error: bool, json: bool) -> None:
+    """List dead letters, oldest first; or count them --by-error."""
+    with _open(settings, choice) as chosen:
+        found = (letter for _, letter in chosen.letters())
+        if by_error:
+            _print(grouped(found), group_json, GROUP_COLUMNS, group_row, json=json)
+        else:
+            _print(found, partial(letter_json, whole=False), LETTER_COLUMNS, letter_row, json=json)
+
+
+@command.command()
+@_choosing
+@as_json
+def show(settings: Settings, choice: Choice, *, json: bool) -> int | None:
+    """Show all about dead letters, payload and headers included."""
+    choice.require(everything=False)
+    with _open(settings, choice) as chosen:
+        found = [letter for _, letter in chosen.letters()]
+    for letter in found:
+        if json:
+            echo_json(letter_json(letter))
+        else:
+            click.echo(letter_text(letter))
+    return None if found else _nothing(choice)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  postroom dead replay order-4711
+  postroom dead replay --error "connection refused"
+  postroom dead replay --all --no-canary
+
+What is replayed is fixed at the start: a job that dies again meanwhile is not replayed again. Of several, one goes first and is watched
+until it is done; so a worker must be running. If it fails again, the others stay where they are, and the exit code is 1.
+"""
+)
+@_choosing
+@click.option("--all", "everything", is_flag=True, help="All dead letters of all queues.")
+@click.option("--canary/--no-canary", default=True, help="Of several, whether one goes first and is watched.  [default: canary]")
+@click.option("--canary-timeout", type=DURATION, default="30s", show_default=True, metavar="DURATION", help="How long the first one is watched.")
+@as_json
+def replay(settings: Settings, choice: Choice, *, everything: bool, canary: bool, canary_timeout: float, json: bool) -> int | None:
+    """Send dead letters on their way again, each with all its attempts before it."""
+    choice.require(everything=everything)
+    with _open(settings, choice) as chosen:
+        meant = mark(chosen.engine, chosen.letters())
+        if not meant:
+            return _nothing(choice)
+        ledger = Ledger(chosen.engine, worker="postroom dead replay", lease=30.0, native_delay=chosen.adapter.capabilities.native_delay)
+        try:
+            with progress("replay", len(meant)) as more:
+                fates = Replay(chosen.engine, ledger).run(meant, progress=more, canary=canary_timeout if canary else None)
+        except Unproven as answer:
+            return _unproven(answer, len(meant) - 1)
+    return _told(fates, json=json)
+
+
+@command.command()
+@_choosing
+@click.option("--all", "everything", is_flag=True, help="All dead letters of all queues.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why; `postroom status` shows it from then on.")
+@as_json
+def discard(settings: Settings, choice: Choice, *, everything: bool, reason: str, json: bool) -> int | None:
+    """Remove dead letters for good. With --json each is printed whole: keep that, and nothing is lost."""
+    choice.require(everything=everything)
+    count = 0
+    with _open(settings, choice) as chosen, progress("discard") as more:
+        for letter in discarded(chosen.engine, list(chosen.letters()), reason):
+            count += 1
+            more(1)
+            if json:
+                echo_json(letter_json(letter))
+    if not json:
+        click.echo(f"discarded {count}")
+    return None if count else _nothing(choice)
+
+
+def _print(rows: Iterable[Row], as_object: Callable[[Row], Json], columns: Sequence[str], cells: Callable[[Row], Cells], *, json: bool) -> None:
+    if json:
+        for row in rows:
+            echo_json(as_object(row))
+    else:
+        table(columns, map(cells, rows))
+
+
+def _nothing(choice: Choice) -> int | None:
+    """Nothing was found: that is a no only to who named something."""
+    click.echo("postroom: there is no such dead letter (any more)", err=True)
+    return NO if choice.names else None
+
+
+def _told(fates: Counter[Fate], *, json: bool) -> int | None:
+    if json:
+        echo_json({fate.name.lower(): fates[fate] for fate in Fate})
+    else:
+        click.echo(", ".join(f"{fate.value} {fates[fate]}" for fate in Fate if fates[fate] or fate is Fate.REPLAYED))
+    if fates[Fate.CONFLICT]:
+        click.echo("postroom: in conflict means: the key belongs to a job with another payload; use another key, or discard it", err=True)
+        return NO
+    return None
+
+
+def _unproven(answer: Unproven, others: int) -> int:
+    name = answer.marked.key or answer.marked.id
+    click.echo(f"postroom: {name} went first, and {answer}; the {others} others were left where they are", err=True)
+    click.echo(
+        f"Next: `postroom status {name}` tells where it is. Is a worker running? Is the cause mended? Then run this again: what was replayed is not\n"
+        "replayed twice. --canary-timeout 5m waits longer; --no-canary does not wait.",
+        err=True,
+    )
+    return NO

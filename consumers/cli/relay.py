@@ -1,0 +1,61 @@
+"""`postroom relay`: from the outbox to the broker."""
+
+from __future__ import annotations
+
+import click
+
+from postroom.adapters.errors import Unavailable
+from postroom.outbox.relay import Relay
+
+from .connect import broker, database
+from .exits import NO
+from .options import Settings, as_json, connections
+from .output import echo_json, progress
+from .signals import until_signalled
+
+__all__ = ["command"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  postroom relay            until it is stopped; run as many as you like
+  postroom relay --drain    until all that is due is sent
+  postroom relay --once     one batch
+
+A worker has a relay of its own for its database; this command is for a service whose workers are elsewhere.
+An absent broker or database is waited for, and costs no job an attempt. SIGTERM or Ctrl-C stops it in good order; nothing is ever lost by
+stopping it otherwise. With --drain, exit code 1 says that the broker refused some; see `postroom dead list --source outbox`.
+"""
+)
+@click.option("--once", "extent", flag_value="once", help="Send one batch of what is due, and end.")
+@click.option("--drain", "extent", flag_value="drain", help="End when all that is due is sent.")
+@as_json
+@connections
+def command(settings: Settings, extent: str | None, *, json: bool) -> int:
+    """Send what waits in the outbox to the broker."""
+    with database(settings) as engine, broker(settings) as adapter:
+        relay = Relay(engine, adapter)
+        if extent is None:
+            return _run(relay)
+        return _finite(relay, extent, json=json)
+
+
+def _run(relay: Relay) -> int:
+    click.echo("postroom: the relay runs; Ctrl-C stops it", err=True)
+    with until_signalled() as stopping:
+        relay.run(stopping)
+    return stopping.exit_code
+
+
+def _finite(relay: Relay, extent: str, *, json: bool) -> int:
+    with progress("relay"):
+        result = relay.run_once() if extent == "once" else relay.drain()
+    if result.outage:
+        raise Unavailable(f"the broker gives no answer: {result.outage}")
+    counts = {"sent": result.sent, "parked": result.parked, "held": result.held}
+    if json:
+        echo_json(counts)
+    else:
+        click.echo(", ".join(f"{name} {count}" for name, count in counts.items() if count or name == "sent"))
+    return NO if result.parked else 0

@@ -1,0 +1,99 @@
+"""The subcommand `postroom status`: where is order 4711's email?"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from postroom.adapters.errors import ConfigurationError, Unavailable
+from postroom.consumers.dead import QueuePlace, behind
+from postroom.consumers.status import status_of
+
+from .connect import broker, database
+from .exits import NO
+from .options import Settings, as_json, connections
+from .output import ago, clock, echo_json, moment, table
+
+if TYPE_CHECKING:
+    from postroom.consumers.dead import Letter
+    from postroom.consumers.status import JobStatus
+
+__all__ = ["command"]
+
+_INSTANTS = {"enqueued_at", "sent_at", "next_at", "finished_at", "now"}
+_SEARCHED = 1000
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  postroom status order-4711           every job about order 4711
+  postroom status order-4711 --json    one JSON object for each, on a line of its own
+
+\b
+What the statuses mean:
+  pending    waits: in the outbox, on the broker, or for its next attempt
+  running    a worker has it
+  abandoned  a worker had it and vanished; the next one takes it
+  done       finished, and never done again
+  failed     given up after its last attempt; see `postroom dead`
+  parked     the broker will not take it; see `postroom dead`
+
+Exit code 1 when nothing is known of it.
+"""
+)
+@click.argument("key_or_id")
+@as_json
+@connections
+def command(settings: Settings, key_or_id: str, *, json: bool) -> int | None:
+    """Where is it? Tells every job of a key (order-4711), or the one job with this id."""
+    with database(settings) as engine:
+        found = status_of(engine, key_or_id, find_dead=lambda queue, job: _find_dead(settings, queue, job))
+    if not found:
+        click.echo(f"postroom: nothing is known of {key_or_id!r}: no job in outbox or ledger has this key or id", err=True)
+        return NO
+    if json:
+        for status in found:
+            echo_json(_for_json(status))
+    else:
+        table(["TYPE", "STATUS", "ATTEMPTS", "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"], map(_for_person, found))
+    return None
+
+
+def _find_dead(settings: Settings, queue: str, job: str) -> Letter | None:
+    """A job without a handler is in no ledger, but in the dead letters: among the first 1000, if the broker can be asked."""
+    with suppress(ConfigurationError, Unavailable), broker(settings) as adapter:
+        first = islice(behind(QueuePlace(queue, adapter.dead_letters(queue))), _SEARCHED)
+        return next((letter for letter in first if letter.message.id == job), None)
+    return None
+
+
+def _for_json(status: JobStatus) -> dict[str, Any]:
+    return {name: moment(value) if name in _INSTANTS else value for name, value in asdict(status).items()}
+
+
+def _for_person(status: JobStatus) -> list[object]:
+    of = "" if status.max_attempts is None else f"/{status.max_attempts}"
+    return [status.type, status.status, f"{status.attempts}{of}", status.replays or None, _next(status), status.last_error, status.id]
+
+
+def _next(status: JobStatus) -> str:
+    until = (status.next_at or status.now) - status.now
+    match status.status, status.place:
+        case "done", _:
+            return f"nothing: done at {clock(status.finished_at)}"
+        case "failed" | "parked", _:
+            return f"postroom dead show {status.id}"
+        case "abandoned", _:
+            return f"taken over: {status.worker} vanished, its lease ended {ago(-until)} ago"
+        case "running", _:
+            return f"its end: {status.worker} has it, lease for {ago(until)} more"
+        case _, "outbox":
+            waited = ago(status.now - status.enqueued_at)
+            return f"in the outbox; to the broker in {ago(until)}" if until > 0 else f"in the outbox for {waited}; waits for a relay"
+        case _:
+            return f"next attempt in {ago(until)}" if until > 0 else "on the broker; waits for a worker"

@@ -1,0 +1,205 @@
+"""The jobs that were given up: found, looked at, discarded. One code for every backend, and for the outbox's parked rows beside them.
+
+A *letter* is one such job, wherever it lies; a *place* is where letters lie: the dead letters of a carrier, or the parked rows of the outbox.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from sqlalchemy import bindparam, update
+
+from postroom.adapters.errors import Undecodable
+from postroom.adapters.sql.transaction import transact
+from postroom.adapters.sql.types import constant
+from postroom.outbox.envelope import Envelope, digest, read_envelope
+
+from .entries import owner
+from .ledger.tables import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from sqlalchemy import Engine
+
+    from postroom.adapters.seam import Adapter, DeadLetter, DeadLetters, Header, Message
+
+__all__ = ["Group", "Letter", "Place", "QueuePlace", "Selection", "behind", "discarded", "grouped", "letters", "places"]
+
+PAGE = 100
+"""Letters read at a time: each has its payload with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """One job that was given up. `id` names it in its place; `envelope` is None for a message that is not Postroom's."""
+
+    source: str
+    queue: str
+    id: str
+    message: Message
+    error: str
+    attempts: int
+    died_at: float
+    envelope: Envelope | None
+
+    @property
+    def digest(self) -> str:
+        """The fingerprint of its payload, as the ledger knows it."""
+        return digest(self.message.body)
+
+    @property
+    def names(self) -> Collection[str]:
+        """What a person may call it by."""
+        return {self.id} | ({self.envelope.id, self.envelope.key} if self.envelope else set())
+
+
+class Place(Protocol):
+    """Where letters lie. All methods are safe to repeat."""
+
+    source: str
+    queue: str
+
+    def page(self, after: str | None) -> Sequence[Letter]:
+        """The next letters, oldest first, behind the one with id `after`."""
+
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None) -> Sequence[str]:
+        """Send these on their way again, `headers` laid over their own; return the ids of those that were there."""
+
+    def take(self, ids: Sequence[str]) -> Sequence[Letter]:
+        """Remove these and return those that were there."""
+
+
+class QueuePlace:
+    """The dead letters of one carrier, on any backend."""
+
+    source = "queue"
+
+    def __init__(self, queue: str, dead: DeadLetters) -> None:
+        self.queue = queue
+        self._dead = dead
+
+    def page(self, after: str | None) -> Sequence[Letter]:
+        """See `Place`."""
+        return [self._letter(found) for found in self._dead.list(limit=PAGE, after=after)]
+
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None) -> Sequence[str]:
+        """See `Place`."""
+        return self._dead.put_back(ids, headers)
+
+    def take(self, ids: Sequence[str]) -> Sequence[Letter]:
+        """See `Place`."""
+        return [self._letter(found) for found in self._dead.take(ids)]
+
+    def _letter(self, found: DeadLetter) -> Letter:
+        return Letter(
+            source=self.source,
+            queue=self.queue,
+            id=found.id,
+            message=found.message,
+            error=found.reason,
+            attempts=found.attempts,
+            died_at=found.died_at,
+            envelope=envelope_of(found.message),
+        )
+
+
+def envelope_of(message: Message) -> Envelope | None:
+    """The envelope of a message, None where it has none that can be read."""
+    try:
+        return read_envelope(message)
+    except Undecodable:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which letters are meant: those that match everything said here. `names` are ids of letters or jobs, or keys; `error` is a part of theirs."""
+
+    names: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+    error: str = ""
+    limit: int | None = None
+
+    def matches(self, letter: Letter) -> bool:
+        """Whether this letter is meant, the limit aside."""
+        return (
+            (not self.names or not self.names.isdisjoint(letter.names))
+            and (not self.types or (letter.envelope is not None and letter.envelope.type in self.types))
+            and self.error.lower() in letter.error.lower()
+        )
+
+
+def places(adapter: Adapter, carriers: Iterable[str]) -> Sequence[Place]:
+    """The dead letters of these carriers."""
+    return [QueuePlace(carrier, adapter.dead_letters(carrier)) for carrier in carriers]
+
+
+def discarded(engine: Engine, found: Iterable[tuple[Place, Letter]], reason: str) -> Iterator[Letter]:
+    """Remove letters for good, as they are asked for; yield each that was there. Where the ledger knows a job, its row keeps the reason."""
+    for place, letter in found:
+        _note(engine, letter, f"discarded: {reason}")
+        yield from place.take([letter.id])
+
+
+_NOTE = (
+    update(ledger)
+    .where(ledger.c.id == bindparam("row"), ledger.c.status == constant("failed"), ledger.c.replays == bindparam("replayed"))
+    .values(last_error=bindparam("note"))
+)
+
+
+def _note(engine: Engine, letter: Letter, note: str) -> None:
+    known = letter.envelope
+    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known else None
+    if entry is not None and entry.digest == letter.digest and not (entry.last_error or "").startswith(note):
+        values = {"row": entry.id, "replayed": entry.replays, "note": f"{note}; it was: {entry.last_error}"}
+        transact(engine, lambda connection: connection.execute(_NOTE, values))
+
+
+def letters(where: Iterable[Place], selection: Selection) -> Iterator[tuple[Place, Letter]]:
+    """All letters of a selection, place by place, oldest first, read in pages as they are asked for."""
+    meant = ((place, letter) for place in where for letter in behind(place) if selection.matches(letter))
+    return islice(meant, selection.limit)
+
+
+def behind(place: Place, after: str | None = None) -> Iterator[Letter]:
+    """All letters of a place, oldest first, behind the one with id `after`."""
+    while page := place.page(after):
+        yield from page
+        after = page[-1].id
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Letters with one error, numbers aside."""
+
+    error: str
+    count: int = 0
+    types: Counter[str] = field(default_factory=Counter)
+    first: float = float("inf")
+    last: float = float("-inf")
+    example: str = ""
+
+    def add(self, letter: Letter) -> None:
+        """Count one more."""
+        self.count += 1
+        self.types[letter.envelope.type if letter.envelope else "?"] += 1
+        self.first, self.last = min(self.first, letter.died_at), max(self.last, letter.died_at)
+        self.example = self.example or letter.id
+
+
+_VARYING = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?", re.IGNORECASE)
+
+
+def grouped(found: Iterable[Letter]) -> Sequence[Group]:
+    """Group letters by the first line of their error, its numbers and ids aside; the largest group first."""
+    groups: dict[str, Group] = {}
+    for letter in found:
+        error = _VARYING.sub("…", letter.error.partition("\n")[0])
+        groups.setdefault(error, Group(error=error)).add(letter)
+    return sorted(groups.values(), key=lambda group: -group.count)

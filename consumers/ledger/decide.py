@@ -1,0 +1,206 @@
+"""What the ledger decides, as pure functions over a row, what is asked, and the time. The database only stores what they return.
+
+What `begin` answers to a claim on a key that has a row (first line that fits):
+
+| the row                      | the claim                                      | answer            | the row then                |
+|------------------------------|------------------------------------------------|-------------------|-----------------------------|
+| any                          | another payload                                | Conflict          | unchanged                   |
+| done                         | any                                            | AlreadyDone       | unchanged                   |
+| any other                    | same job, older replay or copy                 | RetryScheduled    | unchanged                   |
+| failed                       | newer replay                                   | start             | clean budget, then running  |
+| failed                       | any other                                      | Exhausted         | unchanged                   |
+| running, lease live          | any                                            | RunningElsewhere  | unchanged                   |
+| running, lease expired       | any                                            | start             | charged, then running       |
+| pending, due later           | any                                            | Waiting           | unchanged                   |
+| pending, due                 | any                                            | start             | running                     |
+
+where *start* is: Exhausted (and the row failed) when no attempt is left; Later (and the row unchanged) when the claim was asked ahead and this
+is the last attempt or a job with a crash in its history; else Started. A key without a row is started at once.
+
+A job is not stale for being another job: its message is the only one it has, so it follows what becomes of the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from postroom.adapters.machine import LEASE_EXPIRED
+from postroom.adapters.text import bounded
+
+from .answers import (
+    Abandoned,
+    AlreadyDone,
+    Conflict,
+    Dead,
+    Done,
+    Exhausted,
+    Failed,
+    Finished,
+    Later,
+    Lost,
+    Released,
+    RetryScheduled,
+    RunningElsewhere,
+    Started,
+    Waiting,
+)
+from .entry import WORKER_LOST, charged, done, failed, released, replayed, started, suspected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postroom.outbox.envelope import Envelope
+
+    from .answers import Answer, Claim, Finish, Result
+    from .entry import Entry, Holder
+
+__all__ = ["Mark", "Verdict", "abandon", "begin", "may_begin_unseen", "settle", "tally"]
+
+Mark: TypeAlias = Literal["running", "ended"]
+"""What a process noted about an attempt in memory that outlives it: its handler has begun, and has ended."""
+
+LEAST_WAIT = 0.1
+MOST_WAIT = 60.0
+"""Bounds (seconds) for looking again at a key that runs elsewhere: no spinning, and no long wait for a worker that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer, and the row as it must then be stored: None when it is unchanged."""
+
+    answer: Answer
+    entry: Entry | None = None
+
+
+def begin(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
+    """Decide on a claim whose key has a row; see the table above."""
+    if entry.digest != claim.digest:
+        return Verdict(Conflict(ours=claim.digest, theirs=entry.digest))
+    if entry.status == "done":
+        return Verdict(AlreadyDone())
+    if _is_stale(entry, claim.envelope):
+        return Verdict(RetryScheduled())
+    if entry.status == "failed":
+        return _begin_failed(entry, claim, holder, now)
+    return _begin_running(entry, claim, holder, now) if entry.status == "running" else _begin_pending(entry, claim, holder, now)
+
+
+def may_begin_unseen(claim: Claim) -> bool:
+    """Whether a claim may be begun without a look at its key's history: not when it is asked ahead and has but one attempt."""
+    return not claim.ahead or claim.max_attempts > 1
+
+
+def _is_stale(entry: Entry, envelope: Envelope) -> bool:
+    return entry.job_id == envelope.id and (envelope.replays, envelope.copy) < (entry.replays, entry.copy)
+
+
+def _begin_failed(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
+    if claim.envelope.replays > entry.replays:  # the message itself says that an operator replayed it
+        return _start(replayed(entry, claim.envelope.replays), claim, holder, now)
+    return Verdict(_exhausted(entry))
+
+
+def _begin_running(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
+    if entry.fence in holder.doubtful:
+        return _start(released(entry), claim, holder, now)
+    left = (entry.lease_until or 0.0) - now
+    if left >= 0:
+        return Verdict(RunningElsewhere(retry_in=min(max(left, LEAST_WAIT), MOST_WAIT)))
+    return _start(charged(entry, LEASE_EXPIRED, now), claim, holder, now)
+
+
+def _begin_pending(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
+    if entry.retry_at is not None and entry.retry_at > now:
+        return Verdict(Waiting(retry_in=entry.retry_at - now))
+    return _start(entry, claim, holder, now)
+
+
+def _start(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
+    if entry.status == "failed" or entry.attempts >= claim.max_attempts:  # the lease took the last one, or the limit was lowered
+        ended = replace(entry, status="failed", finished_at=now)
+        return Verdict(_exhausted(ended), ended)
+    entry = replace(entry, max_attempts=claim.max_attempts)
+    if claim.ahead and (entry.is_last or entry.is_suspect):
+        return Verdict(Later())
+    running = started(entry, claim, holder, now)
+    return Verdict(_started(running), running)
+
+
+def _started(entry: Entry) -> Started:
+    return Started(
+        id=entry.id,
+        fence=entry.fence,
+        attempt=entry.attempts + 1,
+        max_attempts=entry.max_attempts,
+        solo=entry.is_suspect,
+        last_error=entry.last_error,
+    )
+
+
+def _exhausted(entry: Entry) -> Exhausted:
+    return Exhausted(attempts=entry.attempts, last_error=entry.last_error or "")
+
+
+def settle(entry: Entry | None, finish: Finish, now: float, *, native_delay: bool) -> tuple[Result, Entry | None]:
+    """Decide on a finish: its result, and the row as it must then be stored (None when unchanged).
+
+    A finish that is stored already (its commit was done, its answer lost) has the same result once more.
+    """
+    if entry is None or entry.fence != finish.started.fence:
+        return Lost(), None
+    if entry.status == "running":
+        after = _finished(entry, finish, now, native_delay=native_delay)
+        return _result(after), after
+    return (_result(entry) if _is_stored(entry, finish) else Lost()), None
+
+
+def _finished(entry: Entry, finish: Finish, now: float, *, native_delay: bool) -> Entry:
+    match finish:
+        case Done():
+            return done(entry, now)
+        case Released():
+            return released(entry)
+        case Failed():
+            copy = entry.copy if native_delay else entry.copy + 1
+            return failed(entry, bounded(finish.error), now, delay=finish.delay, final=finish.final, copy=copy)
+
+
+def _is_stored(entry: Entry, finish: Finish) -> bool:
+    """Whether the row, which this attempt was the last to hold, is as this finish would have left it."""
+    match finish:
+        case Done():
+            return entry.status == "done"
+        case Released():
+            return entry.status == "pending" and entry.attempts == finish.started.attempt - 1
+        case Failed():
+            return entry.status != "done" and entry.attempts == finish.started.attempt and entry.last_error == bounded(finish.error)
+
+
+def _result(after: Entry) -> Result:
+    return Dead(attempts=after.attempts, last_error=after.last_error or "") if after.status == "failed" else Finished()
+
+
+def abandon(entry: Entry, mark: Mark | None, now: float, *, running: int) -> Entry:
+    """Decide on a running row of a process that is dead. `running` is how many handlers it was running when it died.
+
+    Begun and not run: given back uncharged. The only one that ran did it: charged. One of several: suspected, unless a further try could be
+    one too many. Run to its end, with its finish lost: uncharged, unless it was its last attempt.
+    """
+    if mark is None:
+        return released(entry)
+    if entry.is_last or (mark == "running" and running == 1):
+        return charged(entry, WORKER_LOST, now)
+    return suspected(entry) if mark == "running" else released(entry)
+
+
+def tally(changes: Sequence[tuple[Entry, Entry]]) -> Abandoned:
+    """Count what `abandon` decided, from each row before and after."""
+    charges = sum(after.attempts > before.attempts for before, after in changes)
+    suspicions = sum(after.suspicions > before.suspicions for before, after in changes)
+    return Abandoned(
+        released=len(changes) - charges - suspicions,
+        suspected=suspicions,
+        charged=charges,
+        failed=sum(after.status == "failed" for _, after in changes),
+    )

@@ -1,0 +1,193 @@
+"""A round: the finishes and the claims of many lanes in one transaction of few statements, in this order.
+
+1. `done` for all that are done, in one UPDATE that says which rows it found.
+2. The other finishes, and those that 1 has missed: lock the rows, decide, store.
+3. All keys that have no row are begun in one INSERT: the unique constraint is the check, so of two that race one begins.
+4. Keys that have one: lock the rows, decide, store. A row that another transaction holds at this moment is not waited for.
+5. The outbox rows of all of these: jobs that handlers enqueued, retries, deferred copies.
+
+When all goes well, that is 1 and 3. Locks are waited for in 1 and 2 on rows that this worker holds itself, and in 3 on keys, in their order:
+so rounds don't wait for each other in a circle where the database can say which rows it inserted (MySQL can't, and begins a deadlock's victim again).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from postroom.outbox.rows import build_row, insert_rows
+
+from .answers import Done, Failed, Finished, Later, RunningElsewhere, Started, Waiting
+from .decide import begin, may_begin_unseen, settle
+from .locked import Locked
+from .recordset import document
+from .statements import ADDRESS, FINISH_MANY, INSERT_ABSENT, INSERTED, LOCK_BY_ADDRESS, LOCK_BY_ID, READ_BY_ADDRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from sqlalchemy import Connection, Select
+
+    from postroom.outbox.rows import NewRow
+
+    from .answers import Answer, Claim, Finish, Result
+    from .entry import Entry, Holder
+    from .locked import Address
+
+__all__ = ["Round"]
+
+_ADDRESS = tuple(column.name for column in ADDRESS)
+
+HELD_NOW = 1.0
+"""When to look again (seconds) at a key whose row another transaction is just changing."""
+
+
+class Round:
+    """One round in one open transaction: `settle`, then `begin`, then `close`; then the caller commits."""
+
+    def __init__(self, connection: Connection, holder: Holder, *, native_delay: bool) -> None:
+        self._connection = connection
+        self._holder = holder
+        self._native_delay = native_delay
+        self._outgoing: list[NewRow] = []
+        self._returns = connection.dialect.update_returning
+
+    def settle(self, finishes: Sequence[Finish]) -> list[Result]:
+        """Store what ended; return a result for each, in order."""
+        stored = self._finish_many([finish for finish in finishes if isinstance(finish, Done)])
+        late = iter(self._settle_each([finish for finish in finishes if _attempt_of(finish) not in stored]))
+        return [Finished() if _attempt_of(finish) in stored else next(late) for finish in finishes]
+
+    def begin(self, claims: Sequence[Claim]) -> list[Answer]:
+        """Answer each claim, in order. Of two on one new key the first is begun."""
+        answers: dict[int, Answer] = {place: Later() for place, claim in enumerate(claims) if not may_begin_unseen(claim)}
+        answers |= self._begin_new({place: claim for place, claim in enumerate(claims) if place not in answers})
+        answers |= self._begin_known({place: claim for place, claim in enumerate(claims) if place not in answers})
+        ordered = [answers[place] for place in range(len(claims))]
+        if not self._native_delay:
+            self._defer(claims, ordered)
+        return ordered
+
+    def close(self) -> None:
+        """Write the outbox rows."""
+        insert_rows(self._connection, self._outgoing)
+
+    def _finish_many(self, finishes: Sequence[Done]) -> set[tuple[int, int]]:
+        """Store the attempts that are done and still hold; return them. None on MySQL, which could not say which they were."""
+        if not finishes or not self._returns:
+            return set()
+        given = document({"id": finish.started.id, "fence": finish.started.fence} for finish in finishes)
+        stored = {(row_id, fence) for row_id, fence in self._connection.execute(FINISH_MANY, {"rows": given})}
+        self._outgoing += [dict(row) for finish in finishes if finish.outgoing and _attempt_of(finish) in stored for row in finish.outgoing]
+        return stored
+
+    def _settle_each(self, finishes: Sequence[Finish]) -> list[Result]:
+        if not finishes:
+            return []
+        given = document({"id": finish.started.id} for finish in finishes)
+        locked = Locked(self._connection.execute(LOCK_BY_ID, {"rows": given}))
+        results = [self._settle(locked, finish) for finish in finishes]
+        locked.store(self._connection)
+        return results
+
+    def _settle(self, locked: Locked, finish: Finish) -> Result:
+        result, after = settle(locked.get(finish.started.id), finish, locked.now, native_delay=self._native_delay)
+        if after is not None:
+            locked.change(after)
+            self._outgoing += self._consequences(finish, after)
+        return result
+
+    def _consequences(self, finish: Finish, after: Entry) -> list[NewRow]:
+        """The outbox rows that must be there if, and only if, the finish is stored."""
+        if isinstance(finish, Done):
+            return [dict(row) for row in finish.outgoing]
+        if isinstance(finish, Failed) and after.status == "pending" and not self._native_delay:
+            return [_copy_of(finish.claim, copy=after.copy, delay=finish.delay)]
+        return []
+
+    def _begin_new(self, claims: Mapping[int, Claim]) -> dict[int, Answer]:
+        first: dict[Address, int] = {}
+        for place, claim in claims.items():
+            first.setdefault(_address_of(claim), place)
+        begun = self._insert_absent([claims[first[address]] for address in sorted(first)])
+        return {first[address]: self._fresh(row_id, claims[first[address]]) for address, row_id in begun.items()}
+
+    def _insert_absent(self, claims: Sequence[Claim]) -> dict[Address, int]:
+        """Insert a running row for each key that has none; return the ids of the new rows."""
+        if not claims:
+            return {}
+        given = {"rows": document(map(_new_row, claims)), "fence": self._holder.fence}
+        insert = INSERT_ABSENT[self._connection.dialect.name]
+        inserted = self._connection.execute(insert, given | {"lease": self._holder.lease, "worker": self._holder.worker})
+        rows = inserted if self._returns else self._connection.execute(INSERTED, given)
+        return {(key, type_, group): row_id for row_id, key, type_, group in rows}
+
+    def _fresh(self, row_id: int, claim: Claim) -> Started:
+        return Started(id=row_id, fence=self._holder.fence, attempt=1, max_attempts=claim.max_attempts)
+
+    def _begin_known(self, claims: Mapping[int, Claim]) -> dict[int, Answer]:
+        if not claims:
+            return {}
+        addresses = {_address_of(claim) for claim in claims.values()}
+        locked = self._look(LOCK_BY_ADDRESS, addresses)
+        held = self._look(READ_BY_ADDRESS, {address for address in addresses if locked.at(address) is None})
+        answers = {place: self._answer(locked, claim) or self._answer_unlocked(held, claim) for place, claim in claims.items()}
+        locked.store(self._connection)
+        return answers
+
+    def _look(self, statement: Select[Any], addresses: Collection[Address]) -> Locked:
+        if not addresses:
+            return Locked(())
+        given = document(dict(zip(_ADDRESS, address, strict=True)) for address in sorted(addresses))
+        return Locked(self._connection.execute(statement, {"rows": given}))
+
+    def _answer(self, locked: Locked, claim: Claim) -> Answer | None:
+        entry = locked.at(_address_of(claim))
+        if entry is None:
+            return None
+        verdict = begin(entry, claim, self._holder, locked.now)
+        if verdict.entry is not None:
+            locked.change(verdict.entry)
+        return verdict.answer
+
+    def _answer_unlocked(self, held: Locked, claim: Claim) -> Answer:
+        """Another transaction is changing the row: answer what changes nothing, else look again when it has ended."""
+        entry = held.at(_address_of(claim))
+        verdict = begin(entry, claim, self._holder, held.now) if entry is not None else None
+        return verdict.answer if verdict is not None and verdict.entry is None else RunningElsewhere(retry_in=HELD_NOW)
+
+    def _defer(self, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
+        """Put the copies that must come back later into the outbox, so that their deliveries may be acked."""
+        for claim, answer in zip(claims, answers, strict=True):
+            if isinstance(answer, RunningElsewhere | Waiting):
+                self._outgoing.append(_copy_of(claim, copy=claim.envelope.copy, delay=answer.retry_in))
+
+
+def _attempt_of(finish: Finish) -> tuple[int, int]:
+    return finish.started.id, finish.started.fence
+
+
+def _address_of(claim: Claim) -> Address:
+    return claim.envelope.key, claim.envelope.type, claim.group
+
+
+def _new_row(claim: Claim) -> dict[str, Any]:
+    envelope = claim.envelope
+    return {
+        "key": envelope.key,
+        "type": envelope.type,
+        "group_name": claim.group,
+        "job_id": envelope.id,
+        "queue": claim.queue,
+        "digest": claim.digest,
+        "max_attempts": claim.max_attempts,
+        "copy": envelope.copy,
+        "replays": envelope.replays,
+        "enqueued_at": envelope.enqueued_at,
+    }
+
+
+def _copy_of(claim: Claim, *, copy: int, delay: float) -> NewRow:
+    """The message of a claim once more, to the carrier it came from: to one group of a topic, not to all."""
+    envelope = replace(claim.envelope, queue=claim.queue, copy=copy)
+    return build_row(envelope, claim.message.body, ordered=claim.ordered, delay=delay, holds=claim.ordered)

@@ -1,0 +1,133 @@
+"""Every statement of the ledger, built once. Times are the database's; what takes many rows takes them as one recordset.
+
+Each write names the state that it expects (`id`, `fence` and status), so that it is its own fence: a row that has moved on is not touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Double, and_, bindparam, delete, literal, null, select, true, update
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from postroom.adapters.sql.types import now
+
+from .entry import Entry
+from .recordset import recordset
+from .tables import ledger
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Select, TableValuedAlias
+
+__all__ = [
+    "ADDRESS",
+    "COLUMNS",
+    "FINISH",
+    "FINISH_MANY",
+    "HELD",
+    "INSERT_ABSENT",
+    "INSERTED",
+    "LOCK_BY_ADDRESS",
+    "LOCK_BY_ID",
+    "LOCK_BY_WORKER",
+    "OLD",
+    "PURGE",
+    "PUT",
+    "PUT_EACH",
+    "READ_BY_ADDRESS",
+    "RENEW",
+    "RETRY",
+]
+
+COLUMNS = tuple(Entry.__dataclass_fields__)
+"""The columns of the table, which are the fields of an Entry."""
+
+ADDRESS = (ledger.c.key, ledger.c.type, ledger.c.group_name)
+"""What makes a row the only one: where a claim looks."""
+
+_CLAIMED = ("key", "type", "group_name", "job_id", "queue", "digest", "max_attempts", "copy", "replays", "enqueued_at")
+_MOVED = tuple(name for name in COLUMNS if name not in {"id", "group_name", "type", "key", "digest"})
+_IS_RUNNING = ledger.c.status == "running"
+
+_claimed = recordset("rows", *(ledger.c[name] for name in _CLAIMED))
+_addressed = recordset("rows", *ADDRESS)
+_named = recordset("rows", ledger.c.id)
+_held = recordset("rows", ledger.c.id, ledger.c.fence)
+_moved = recordset("rows", ledger.c.id, *(ledger.c[name] for name in _MOVED), old_fence=ledger.c.fence, old_status=ledger.c.status)
+
+_begun: dict[str, ColumnElement[Any]] = {
+    "status": literal("running"),
+    "attempts": literal(0),
+    "suspicions": literal(0),
+    "fence": bindparam("fence", type_=ledger.c.fence.type),
+    "taken_at": now(),
+    "lease_until": now() + bindparam("lease", type_=Double),
+    "worker": bindparam("worker", type_=ledger.c.worker.type),
+}
+_all_begun = select(*_claimed.c, *_begun.values()).where(true())  # SQLite needs a WHERE between SELECT and ON CONFLICT
+_into = [*_CLAIMED, *_begun]
+
+INSERT_ABSENT = {
+    "postgresql": postgresql.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(ledger.c.id, *ADDRESS),
+    "sqlite": sqlite.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(ledger.c.id, *ADDRESS),
+    "mysql": mysql.insert(ledger).from_select(_into, _all_begun).on_duplicate_key_update(id=ledger.c.id),
+    "mariadb": mysql.insert(ledger).from_select(_into, _all_begun).on_duplicate_key_update(id=ledger.c.id),
+}
+"""Begin every key that has no row yet. Waits for a transaction that is just inserting one of them: the constraint is the check."""
+
+
+def _of(given: TableValuedAlias, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Rows of the ledger, found from the given ones by an index: so that MySQL too locks those rows and no others."""
+    same = and_(*(ledger.c[name] == given.c[name] for name in given.c.keys()))
+    found = select(*columns).select_from(given).join(ledger, same)
+    return found.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
+
+
+_entry = (*(ledger.c[name] for name in COLUMNS), now().label("now"))
+
+INSERTED = _of(_addressed, ledger.c.id, *ADDRESS).where(ledger.c.fence == bindparam("fence"))
+"""Which rows INSERT_ABSENT has inserted, for a database that can't say: those with the fence of this round."""
+
+READ_BY_ADDRESS = _of(_addressed, *_entry)
+LOCK_BY_ADDRESS = READ_BY_ADDRESS.order_by(*ADDRESS).with_for_update(of=ledger, skip_locked=True)
+LOCK_BY_ID = _of(_named, *_entry).order_by(ledger.c.id).with_for_update(of=ledger)
+LOCK_BY_WORKER = select(*_entry).where(_IS_RUNNING, ledger.c.worker == bindparam("worker")).order_by(ledger.c.id).with_for_update(of=ledger)
+
+_done = {"status": "done", "finished_at": now(), "taken_at": null(), "lease_until": null(), "retry_at": null()}
+
+FINISH = update(ledger).where(ledger.c.id == bindparam("row_id"), ledger.c.fence == bindparam("row_fence"), _IS_RUNNING).values(_done)
+FINISH_MANY = (
+    update(ledger)
+    .where(ledger.c.id == _held.c.id, ledger.c.fence == _held.c.fence, _IS_RUNNING)
+    .values(_done)
+    .returning(ledger.c.id, ledger.c.fence)
+)
+
+PUT = (
+    update(ledger)
+    .where(ledger.c.id == _moved.c.id, ledger.c.fence == _moved.c.old_fence, ledger.c.status == _moved.c.old_status)
+    .values({name: _moved.c[name] for name in _MOVED})
+)
+PUT_EACH = (
+    update(ledger)
+    .where(ledger.c.id == bindparam("row_id"), ledger.c.fence == bindparam("old_fence"), ledger.c.status == bindparam("old_status"))
+    .values({name: bindparam(name) for name in _MOVED})
+)
+"""The same, a row at a time: MySQL may lock all of a small table for the set-based one."""
+
+_MINE = and_(_IS_RUNNING, ledger.c.worker == bindparam("of_worker"), ledger.c.fence.not_in(bindparam("doubtful", expanding=True)))
+
+RENEW = update(ledger).where(_MINE).values(lease_until=now() + bindparam("lease", type_=Double))
+HELD = select(ledger.c.id, ledger.c.fence).where(_MINE)
+
+RETRY = (
+    update(ledger)
+    .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"))
+    .values(
+        status="pending", attempts=0, suspicions=0, copy=0, replays=ledger.c.replays + 1, retry_at=null(), finished_at=null(), lease_until=null()
+    )
+)
+
+_ENDED_BEFORE = ledger.c.finished_at < now() - bindparam("older_than", type_=Double)
+OLD = select(ledger.c.id).where(_ENDED_BEFORE).order_by(ledger.c.finished_at).limit(bindparam("at_most"))
+PURGE = delete(ledger).where(ledger.c.id.in_(bindparam("ids", expanding=True)), _ENDED_BEFORE)

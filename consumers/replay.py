@@ -1,0 +1,175 @@
+"""Replaying dead letters: what is meant is fixed at the start, one goes first and is watched, and no job is replayed twice.
+
+    ledger: failed ──retry, fenced on `replays`──▶ pending     then     letter ──put back──▶ queue
+
+Killed between the two steps: the next run finds the ledger's row pending and the letter still there, and does the second step only.
+Killed within the second step: a broker may hold the message twice; to the ledger that is one attempt, and it lets one of them run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from postroom.outbox.envelope import COPY, REPLAYS
+
+from .dead import behind
+from .entries import owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from sqlalchemy import Engine
+
+    from postroom.adapters.seam import Header
+
+    from .dead import Letter, Place
+    from .ledger import Ledger
+    from .ledger.entry import Entry
+
+__all__ = ["Fate", "Marked", "Replay", "Unproven", "mark"]
+
+POLL = 0.2
+
+
+class Fate(Enum):
+    """What became of one letter."""
+
+    REPLAYED = "replayed"
+    """On its way again."""
+    GONE = "gone"
+    """Not a dead letter any more, or replayed by someone else since this run began: left alone."""
+    DONE = "already done"
+    """The work of its key has been done by now: the letter was removed."""
+    CONFLICT = "in conflict"
+    """Its key belongs to a job with another payload, which would refuse it again: left where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """A letter that is meant, as it and its ledger row were when the replay began. Its payload is left behind."""
+
+    place: Place
+    id: str
+    message_id: str
+    type: str
+    key: str
+    digest: str
+    replays: int
+    entry: Entry | None
+
+
+class Unproven(Exception):
+    """The letter that went first failed again, or was not finished in time: no other was replayed."""
+
+    def __init__(self, marked: Marked, why: str) -> None:
+        super().__init__(why)
+        self.marked = marked
+
+
+def mark(engine: Engine, found: Iterable[tuple[Place, Letter]]) -> Sequence[Marked]:
+    """Fix what is meant: what dies again later is not meant by this run. Reads all letters once, keeps about 500 bytes of each."""
+    return [_mark(engine, place, letter) for place, letter in found]
+
+
+def _mark(engine: Engine, place: Place, letter: Letter) -> Marked:
+    known = letter.envelope
+    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known and letter.source == "queue" else None
+    return Marked(
+        place=place,
+        id=letter.id,
+        message_id=letter.message.id,
+        type=known.type if known else "",
+        key=known.key if known else "",
+        digest=letter.digest,
+        replays=known.replays if known else 0,
+        entry=entry,
+    )
+
+
+class Replay:
+    """One operator's replay of marked letters. `clock` and `sleep` are in seconds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._clock = clock
+        self._sleep = sleep
+
+    def run(self, meant: Sequence[Marked], *, progress: Callable[[int], None], canary: float | None = None) -> Counter[Fate]:
+        """Replay all that is `meant`, one by one; with a `canary`, watch the first one for up to that many seconds before the others go.
+
+        Raises Unproven when that first one fails again or is not finished in time. Each letter is one small transaction; stop it anywhere.
+        """
+        fates: Counter[Fate] = Counter()
+        for index, marked in enumerate(meant):
+            fate = self._replay(marked)
+            if canary is not None and fate is Fate.REPLAYED and len(meant) > index + 1:
+                self._watch(marked, meant, canary)
+                canary = None
+            fates[fate] += 1
+            progress(1)
+        return fates
+
+    def _replay(self, marked: Marked) -> Fate:
+        entry = self._look(marked)
+        if entry is None:
+            return self._put_back(marked, {REPLAYS: marked.replays + 1} if marked.key else None)
+        if entry.digest != marked.digest:
+            return Fate.CONFLICT
+        if entry.status == "done":
+            return Fate.DONE if marked.place.take([marked.id]) else Fate.GONE
+        revived = self._revive(marked, entry)
+        return self._put_back(marked, {REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
+
+    def _look(self, marked: Marked) -> Entry | None:
+        before = marked.entry
+        return owner(self._engine, key=before.key, type=before.type, queue=before.queue) if before else None
+
+    def _revive(self, marked: Marked, entry: Entry) -> Entry | None:
+        """The row, pending or running by this replay or by one that was cut short; None when it has lived on since this run began."""
+        before = marked.entry or entry
+        if entry.status == "failed" and (entry.status, entry.replays) == (before.status, before.replays):
+            self._ledger.retry(entry.id, replays=entry.replays)
+            entry = self._look(marked) or entry
+        alive = before.replays + (1 if before.status == "failed" else 0)
+        return entry if entry.status != "failed" and entry.replays == alive else None
+
+    def _put_back(self, marked: Marked, headers: Mapping[str, Header] | None) -> Fate:
+        return Fate.REPLAYED if marked.place.put_back([marked.id], headers) else Fate.GONE
+
+    def _watch(self, marked: Marked, meant: Sequence[Marked], patience: float) -> None:
+        deadline = self._clock() + patience
+        while unfinished := self._unfinished(marked, meant):
+            if self._clock() >= deadline:
+                raise Unproven(marked, f"it was not finished within {patience:g} s: {unfinished}")
+            self._sleep(POLL)
+
+    def _unfinished(self, marked: Marked, meant: Sequence[Marked]) -> str:
+        """What it still waits for, nothing when it is done. Raises Unproven when it has failed again."""
+        entry = owner(self._engine, key=marked.key, type=marked.type, queue=marked.place.queue)
+        if entry is None:
+            return self._unbegun(marked, meant)
+        if entry.status == "failed":
+            raise Unproven(marked, f"it failed again: {entry.last_error}")
+        if entry.status == "done":
+            return ""
+        return f"{entry.status}, {entry.attempts} of {entry.max_attempts} attempts failed" + (f" ({entry.last_error})" if entry.attempts else "")
+
+    def _unbegun(self, marked: Marked, meant: Sequence[Marked]) -> str:
+        """A message that no handler takes comes back without ever having been in the ledger."""
+        known = [other.id for other in meant if other.place is marked.place and other is not marked]
+        for letter in behind(marked.place, known[-1] if known else None):
+            if letter.message.id == marked.message_id:
+                raise Unproven(marked, f"it came back: {letter.error}")
+        return "no worker has begun it"

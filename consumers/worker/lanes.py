@@ -1,0 +1,149 @@
+"""Lanes: the threads that run handlers. Each takes what waits, begins it in one round, and runs it job by job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from postroom.consumers.ledger.answers import Done, Lost, Released
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .alone import Alone
+    from .attempts import Attempts
+    from .buffer import Buffer
+    from .committer import Committer
+    from .marks import Marks
+    from .pace import Pace
+    from .pipeline import Pipeline
+    from .watch import Deadlines
+    from .work import Running, Work
+
+__all__ = ["Crew", "Desk", "Lane"]
+
+ROUND_LIMIT = 1.0
+"""When a round lasts longer (seconds), what waits in it behind the job that runs is handed back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What all lanes of a process share."""
+
+    buffer: Buffer
+    pace: Pace
+    committer: Committer
+    pipeline: Pipeline
+    attempts: Attempts
+    running: Running
+    alone: Alone
+    marks: Marks
+    deadlines: Deadlines
+    halted: threading.Event
+    clock: Callable[[], float] = time.monotonic
+
+
+class Lane:
+    """One thread. `ready` is what it has begun and not run yet; others may take from it, from the end."""
+
+    def __init__(self, number: int, desk: Desk) -> None:
+        self.number = number
+        self.ready: deque[Work] = deque()
+        self.round_began = 0.0
+        self.retired = False
+        self._desk = desk
+
+    def run(self) -> None:
+        """Hold rounds until the buffer is closed, or this lane is retired. The thread of this lane."""
+        while not self.retired and (works := self._take()):
+            answers = self._desk.committer.begin(works)
+            self.round_began = self._desk.clock()
+            self.ready.extend(work for work, answer in zip(works, answers, strict=True) if self._desk.pipeline.answered(work, answer))
+            self._run_round()
+
+    def hand_back(self) -> None:
+        """Give back, uncharged, what this lane has begun and not run. Any thread may say so."""
+        while self.ready:
+            try:
+                work = self.ready.pop()
+            except IndexError:
+                return
+            self._desk.committer.hand_in(work, Released(started=work.attempt))
+
+    def _take(self) -> list[Work]:
+        """The works of the next round. The finishes of the last one ride along with it, or go by themselves when there is nothing to do."""
+        desk = self._desk
+        desk.alone.wait()
+        works = desk.buffer.take(wait=False)
+        if not works:
+            desk.committer.wake()
+            works = desk.buffer.take(wait=True)
+        return works
+
+    def _run_round(self) -> None:
+        place = 0
+        while self.ready and not self.retired:
+            solo = self._next_is_solo()
+            self._desk.alone.enter(self, solo=solo)
+            try:
+                place = self._run_some(place, 1 if solo else len(self.ready))
+            finally:
+                self._desk.alone.leave(self)
+
+    def _next_is_solo(self) -> bool:
+        try:
+            return self.ready[0].attempt.solo
+        except IndexError:  # handed back at this moment
+            return False
+
+    def _run_some(self, place: int, number: int) -> int:
+        for _ in range(number):
+            if self._desk.halted.is_set():
+                self.hand_back()
+            try:
+                work = self.ready.popleft()
+            except IndexError:
+                break
+            self._run_one(work, place)
+            place += 1
+            if self.retired:
+                break
+        return place
+
+    def _run_one(self, work: Work, place: int) -> None:
+        desk = self._desk
+        if work.fenced:
+            desk.pipeline.settled([(work, Done(started=work.attempt), Lost())])
+            return
+        began = desk.clock()
+        desk.marks.start(self.number, place, work.attempt.id, work.attempt.fence)
+        desk.running.add(work)
+        if work.handler.timeout is not None:
+            desk.deadlines.add(began + work.handler.timeout, work, self)
+        finish, result = desk.attempts.run(work)
+        if not desk.running.take(work):
+            return  # somebody else has decided how it ended
+        desk.marks.end(self.number, place)
+        if result is None:
+            desk.committer.hand_in(work, finish)
+        else:
+            desk.pipeline.settled([(work, finish, result)])
+        desk.pace.measured(work.handler, desk.clock() - began)
+
+
+class Crew:
+    """The lanes of a process: as many that can work as were asked for, however many hang in handlers whose time is up."""
+
+    def __init__(self, size: int, desk: Desk) -> None:
+        self._desk = desk
+        self._lanes = [Lane(number, desk) for number in range(size)]
+        self._threads: list[threading.Thread] = []
+        self._replacing = threading.Lock()
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that work."""
+        return list(self._lanes)

@@ -1,0 +1,82 @@
+"""Start marks: which jobs had really started when a process died, written where a SIGKILL can't erase them.
+
+A page of memory shared by a worker process and its supervisor. A job that was begun in the ledger and has no mark was not run: it is given back
+uncharged. The page also carries the time of the last poll, so the supervisor sees a child that is alive and deaf.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Mark", "Marks"]
+
+Mark = Literal["running", "ended"]
+
+_FREE, _RUNNING, _ENDED = 0, 1, 2
+_HEADER = struct.Struct("<d8x")
+_SLOT = struct.Struct("<B7xqq")  # state, row id, fence
+_NAMES: dict[int, Mark] = {_RUNNING: "running", _ENDED: "ended"}
+
+
+class Marks:
+    """One slot for each place in each lane's round. A lane writes its own slots only, so nothing is locked.
+
+    A slot is reused in the next round, which can't begin before the finishes of the round before are stored.
+    """
+
+    def __init__(self, page: mmap.mmap, places: int) -> None:
+        self._page = page
+        self._places = places
+
+    @classmethod
+    def in_memory(cls, *, lanes: int, places: int) -> Marks:
+        """A page of this process alone."""
+        return cls(mmap.mmap(-1, _size(lanes, places)), places)
+
+    @classmethod
+    def in_file(cls, path: Path, *, lanes: int, places: int) -> Marks:
+        """Map the page that is, or will be, in the file `path`."""
+        with path.open("a+b") as file:
+            file.truncate(_size(lanes, places))
+            return cls(mmap.mmap(file.fileno(), _size(lanes, places)), places)
+
+    def start(self, lane: int, place: int, row_id: int, fence: int) -> None:
+        """Write that the handler of this attempt starts now. The state comes last: a half-written slot counts as free."""
+        offset = self._offset(lane, place)
+        _SLOT.pack_into(self._page, offset, _FREE, row_id, fence)
+        self._page[offset] = _RUNNING
+
+    def end(self, lane: int, place: int) -> None:
+        """Write that the handler has ended, however it ended."""
+        self._page[self._offset(lane, place)] = _ENDED
+
+    def polled(self, at: float) -> None:
+        """Write when the queues were last polled, by `time.monotonic()`."""
+        _HEADER.pack_into(self._page, 0, at)
+
+    @property
+    def polled_at(self) -> float:
+        """When the queues were last polled; 0 when never."""
+        seconds: float = _HEADER.unpack_from(self._page, 0)[0]
+        return seconds
+
+    def read(self) -> dict[tuple[int, int], Mark]:
+        """Return the mark of each attempt, by (row id, fence). Old ones are among them: their fences match no row any more."""
+        slots = _SLOT.iter_unpack(self._page[_HEADER.size :])
+        return {(row_id, fence): _NAMES[state] for state, row_id, fence in slots if state in _NAMES}
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._page.close()
+
+    def _offset(self, lane: int, place: int) -> int:
+        return _HEADER.size + (lane * self._places + place) * _SLOT.size
+
+
+def _size(lanes: int, places: int) -> int:
+    return _HEADER.size + lanes * places * _SLOT.size

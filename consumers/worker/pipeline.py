@@ -1,0 +1,183 @@
+"""The life of one delivery, from top to bottom: decode, begin, handle, finish, settle.
+
+    decode    what arrived becomes a Work with its handler, or is refused: to the dead letters           `decode`
+    begin     the ledger's answer: run it, ack it, defer it, or give it up                               `answered`
+    handle    the handler's end becomes a finish                                                         attempts.py
+    finish    the ledger stores it, together with what the handler enqueued                              committer.py
+    settle    what was stored becomes an ack, a failure, a release or a dead letter                      `settled`
+
+Nothing is acked before its outcome is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from postroom.adapters.errors import Undecodable
+from postroom.consumers.ledger.answers import (
+    AlreadyDone,
+    Conflict,
+    Dead,
+    Done,
+    Exhausted,
+    Failed,
+    Finished,
+    Later,
+    Lost,
+    Released,
+    RetryScheduled,
+    RunningElsewhere,
+    Started,
+    Waiting,
+)
+from postroom.outbox.envelope import digest, read_envelope
+
+from .gates import gates_of
+from .work import Refused, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from postroom.adapters.seam import Delivery
+    from postroom.consumers.jobs import Jobs
+    from postroom.consumers.ledger.answers import Answer, Finish, Result
+
+    from .buffer import Buffer
+    from .settler import Settler
+
+__all__ = ["Pipeline"]
+
+_log = logging.getLogger("postroom.worker")
+
+UNSURE = 1.0
+"""How long (seconds) a delivery stays away about which the ledger gave no answer, or whose attempt was lost."""
+
+
+class Pipeline:
+    """What each step of a delivery's life leads to. Thread-safe."""
+
+    def __init__(self, jobs: Jobs, buffer: Buffer, settler: Settler, *, native_delay: bool) -> None:
+        self._jobs = jobs
+        self._buffer = buffer
+        self._settler = settler
+        self._native_delay = native_delay
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many deliveries ended in which way: done, failed, dead, duplicates, deferred, released, lost."""
+        with self._counting:
+            return self._counts.copy()
+
+    def decode(self, delivery: Delivery) -> Work | Refused:
+        """Say what arrived: a job with a handler, or something that is none."""
+        try:
+            envelope = read_envelope(delivery.message)
+        except Undecodable as error:
+            return Refused(delivery=delivery, reason=str(error))
+        handler = self._jobs.find(delivery.queue, envelope.type)
+        if handler is None:
+            return Refused(delivery=delivery, reason=f"no handler for type {envelope.type!r} here; its queue is {delivery.queue!r}")
+        work = Work(delivery=delivery, envelope=envelope, handler=handler, digest=digest(delivery.message.body))
+        work.gates = gates_of(work)
+        return work
+
+    def refused(self, refused: Refused) -> None:
+        """To the dead letters, as it is."""
+        _log.warning("dead letter in %s: %s", refused.delivery.queue, refused.reason)
+        self._count("dead")
+        self._settler.dead_letter(refused, refused.reason)
+
+    def answered(self, work: Work, answer: Answer | None) -> bool:
+        """Do what the ledger's answer to a claim asks for; True when the work is to be run. None: there was no answer."""
+        match answer:
+            case Started():
+                work.started = answer
+                return True
+            case Later():
+                work.alone = True
+                self._buffer.put_first([work])
+            case AlreadyDone() | RetryScheduled():
+                _log.info("%s: %s", work, "done before, acked" if isinstance(answer, AlreadyDone) else "a newer copy of it exists, acked")
+                self._ack([work], "duplicates")
+            case RunningElsewhere() | Waiting():
+                self._defer(work, answer.retry_in)
+            case Exhausted():
+                self._give_up(work, f"failed after {answer.attempts} attempts: {answer.last_error}")
+            case Conflict():
+                self._give_up(work, f"conflict: the key {work.envelope.key!r} has a job with payload {answer.theirs}, and this one's is {answer.ours}")
+            case None:
+                self.release([work], UNSURE)
+        return False
+
+    def settled(self, outcomes: Iterable[tuple[Work, Finish, Result]]) -> None:
+        """Tell the backend what the ledger has stored."""
+        done: list[Work] = []
+        for work, finish, result in outcomes:
+            if isinstance(result, Finished) and isinstance(finish, Done):
+                done.append(work)
+            else:
+                self._settle(work, finish, result)
+        if done:
+            self._ack(done, "done")
+
+    def release(self, works: Sequence[Work], delay: float = 0.0) -> None:
+        """Hand back what was not run."""
+        self._count("released", len(works))
+        self._settler.release(works, delay)
+        self._over(works)
+
+    def _settle(self, work: Work, finish: Finish, result: Result) -> None:
+        match finish, result:
+            case _, Lost():
+                _log.warning("%s: attempt %d is no longer ours, its outcome is dropped", work, finish.started.attempt)
+                self.release([work], UNSURE)
+            case _, Dead():
+                self._give_up(work, f"failed after {result.attempts} attempts: {result.last_error}")
+            case Released(), _:
+                self.release([work])
+            case Failed(), _:
+                self._failed(work, finish)
+
+    def _failed(self, work: Work, finish: Failed) -> None:
+        """There will be another attempt: the backend's own, or the copy that the ledger has put into the outbox."""
+        if not self._native_delay:
+            self._ack([work], "failed")
+            return
+        self._count("failed")
+        self._settler.fail(work, finish.error, finish.delay)
+        self._over([work])
+
+    def _defer(self, work: Work, delay: float) -> None:
+        """It comes again: this delivery, or the copy that the ledger has put into the outbox."""
+        if not self._native_delay:
+            self._ack([work], "deferred")
+            return
+        self._count("deferred")
+        self._settler.release([work], delay)
+        self._over([work])
+
+    def _ack(self, works: list[Work], counted: str) -> None:
+        self._count(counted, len(works))
+        self._settler.ack(works)
+        self._over(works)
+
+    def _give_up(self, work: Work, reason: str) -> None:
+        _log.error("dead letter %s: %s", work, reason)
+        self._count("dead")
+        self._settler.dead_letter(work, reason)
+        self._over([work])
+
+    def _over(self, works: Sequence[Work]) -> None:
+        """The work has left this process: others may pass the gates that it passed."""
+        for work in works:
+            if work.gates:
+                self._buffer.leave(work)
+
+    def _count(self, name: str, number: int = 1) -> None:
+        with self._counting:
+            self._counts[name] += number

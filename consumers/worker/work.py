@@ -1,0 +1,89 @@
+"""A delivery on its way through the worker, and the attempts that run at this moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from postroom.adapters.seam import Delivery
+    from postroom.consumers.jobs import Handler
+    from postroom.consumers.ledger.answers import Started
+    from postroom.outbox.envelope import Envelope
+
+    from .gates import GateName
+
+__all__ = ["Receipt", "Refused", "Running", "Work"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Receipt:
+    """One delivery from its arrival until it is settled. Compared by identity."""
+
+    delivery: Delivery
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Refused(Receipt):
+    """What arrived is no job that anybody here can do."""
+
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work(Receipt):
+    """A job and its handler. One thread at a time changes it.
+
+    `gates`: what it may not run beside. `alone`: it was answered Later, so it is begun in a round of its own. `started`: the attempt, once begun.
+    `fenced`: the attempt may change nothing any more. `cancel`: how to interrupt it, if it can be.
+    """
+
+    envelope: Envelope
+    handler: Handler
+    digest: str
+    gates: Sequence[GateName] = ()
+    alone: bool = False
+    started: Started | None = None
+    fenced: bool = False
+    cancel: Callable[[], object] | None = None
+
+    @property
+    def attempt(self) -> Started:
+        """The attempt of a work that was begun."""
+        if self.started is None:
+            raise AssertionError(f"{self.envelope.key}: not begun")
+        return self.started
+
+    def __str__(self) -> str:
+        return f"{self.envelope.type} {self.envelope.key}"
+
+
+class Running:
+    """The attempts whose handlers run now. Whoever takes one out decides how it ended: its lane, its deadline, its lost lease, or the stop.
+
+    A set of identities: adding and removing are atomic, so no lock is held.
+    """
+
+    def __init__(self) -> None:
+        self._works: set[Work] = set()
+
+    def add(self, work: Work) -> None:
+        """The handler starts."""
+        self._works.add(work)
+
+    def take(self, work: Work) -> bool:
+        """Take it out; False when somebody else did: then its outcome is decided already."""
+        try:
+            self._works.remove(work)
+        except KeyError:
+            return False
+        return True
+
+    def snapshot(self) -> list[Work]:
+        """Those that run at this moment."""
+        return list(self._works)
+
+    def __len__(self) -> int:
+        return len(self._works)

@@ -1,0 +1,96 @@
+"""The rows of the outbox: how a job is written down, and how a relay turns the row into the message it sends."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from sqlalchemy import Double, bindparam, func, insert, select
+
+from postroom.adapters.seam import Message
+from postroom.adapters.sql.types import now
+
+from .envelope import ENQUEUED_AT
+from .tables import CHANNEL, LANES, outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection, Row
+
+    from .envelope import Envelope
+
+__all__ = ["MESSAGE", "NewRow", "build_row", "insert_rows", "lane_of", "message_of", "wake"]
+
+NewRow: TypeAlias = dict[str, Any]
+"""The parameters of one row to insert; make it with `build_row`."""
+
+MESSAGE = (outbox.c.id, outbox.c.queue, outbox.c.body, outbox.c.headers, outbox.c.ordering_key, outbox.c.enqueued_at)
+"""The columns that `message_of` needs."""
+
+_INSERT = (
+    insert(outbox)
+    .inline()
+    .values(
+        status="pending",
+        attempts=0,
+        enqueued_at=func.coalesce(bindparam("first_enqueued_at", type_=Double), now()),
+        available_at=now() + bindparam("delay", type_=Double),
+    )
+)
+_WAKE = select(func.pg_notify(CHANNEL, ""))
+_INSERT_AND_WAKE = _INSERT.returning(func.pg_notify(CHANNEL, ""))  # rides in the INSERT: no round trip, and only a commit sends it
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.decode
+
+
+def build_row(envelope: Envelope, body: bytes, *, ordered: bool, delay: float = 0.0, holds: bool = False) -> NewRow:
+    """Return the row that makes `envelope` and `body` a message once it is committed and `delay` seconds have passed.
+
+    `ordered` says that the queue is declared so. `holds` makes the row hold back the later rows of its ordering key until it is sent:
+    for the retry of a job of an ordered queue.
+    """
+    return {
+        "id": envelope.id,
+        "queue": envelope.queue,
+        "type": envelope.type,
+        "key": envelope.key,
+        "ordering_key": envelope.ordering_key,
+        "lane": lane_of(envelope.ordering_key),
+        "ordered": ordered,
+        "body": body,
+        "headers": _pack(envelope.to_headers()),
+        "holds": envelope.ordering_key if holds else None,
+        "first_enqueued_at": envelope.enqueued_at or None,
+        "delay": delay,
+    }
+
+
+def insert_rows(connection: Connection, rows: Sequence[NewRow], *, notify: bool = True) -> None:
+    """Insert rows, in order, in the transaction of `connection`; they exist for others when it commits. One statement for one row.
+
+    `notify` wakes the relays on PostgreSQL at the commit; other databases have nothing of the kind.
+    """
+    wakes = notify and connection.dialect.name == "postgresql"
+    if rows:
+        connection.execute(_INSERT_AND_WAKE if wakes else _INSERT, rows if len(rows) > 1 else rows[0])
+
+
+def wake(connection: Connection) -> None:
+    """Wake the relays on PostgreSQL when the transaction of `connection` commits; other databases have nothing of the kind."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_WAKE)
+
+
+def message_of(row: Row[Any]) -> Message:
+    """Return the message of a row with the columns `MESSAGE`: what was encoded at enqueue, and the time that the database gave it."""
+    headers = _unpack(row.headers)
+    headers[ENQUEUED_AT] = repr(row.enqueued_at)
+    return Message(id=row.id, queue=row.queue, body=row.body, headers=headers, ordering_key=row.ordering_key)
+
+
+def lane_of(ordering_key: str) -> int:
+    """Return the lane of an ordering key: the same in every process and version."""
+    return zlib.crc32(ordering_key.encode()) % LANES
