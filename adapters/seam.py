@@ -245,7 +245,7 @@ class Adapter(Protocol):
         """The names of all declared carriers, sorted, as far as this backend can list them; a broker that can't gives those ensured here."""
 
     def depth(self, queue: str) -> Mapping[str, int]:
-        """Count the jobs of a carrier by status: at least `pending`, `running` and `failed`."""
+        """Count the jobs of a carrier by status: at least `pending`, `running` and `failed`; all 0 where nobody declared it."""
 
     def tidy(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` jobs that were done more than `older_than` seconds ago; return how many. Dead letters stay. Brokers keep none: 0."""

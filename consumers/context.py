@@ -19,7 +19,10 @@ _logger = logging.getLogger("postroom.job")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The job of this attempt. `attempt` counts from 1; `enqueued_at` is seconds since the epoch by the database's clock; `queue` is where it came from."""
+    """The job of this attempt, which counts from 1.
+
+    `enqueued_at` is seconds since the epoch by the database's clock. `queue` is where it came from: of a topic, the group's own queue.
+    """
 
     id: str
     type: str
@@ -40,7 +43,7 @@ class Context:
 
     __slots__ = ("_guard", "_open", "_outgoing", "_prepare", "_session", "deadline", "idempotency_key", "job")
 
-    def __init__(  # noqa: PLR0913 - made by the worker alone, all by name
+    def __init__(
         self,
         *,
         job: Job,
@@ -71,7 +74,7 @@ class Context:
             self._session = self._open()
         return self._session
 
-    def enqueue(  # noqa: PLR0913 - the fields of a job
+    def enqueue(
         self,
         type: str,  # noqa: A002 - a job's type, as everywhere
         payload: object,

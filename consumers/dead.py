@@ -16,7 +16,9 @@ from sqlalchemy import bindparam, update
 from postroom.adapters.errors import Undecodable
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import constant
+from postroom.adapters.text import bounded
 from postroom.outbox.envelope import Envelope, digest, read_envelope
+from postroom.outbox.parked import Parked, ParkedRow
 
 from .entries import owner
 from .ledger.tables import ledger
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Adapter, DeadLetter, DeadLetters, Header, Message
 
-__all__ = ["Group", "Letter", "Place", "QueuePlace", "Selection", "behind", "discarded", "grouped", "letters", "places"]
+__all__ = ["Group", "Letter", "ParkedPlace", "Place", "QueuePlace", "Selection", "behind", "discarded", "grouped", "letters", "places"]
 
 PAGE = 100
 """Letters read at a time: each has its payload with it."""
@@ -70,8 +72,8 @@ class Place(Protocol):
     def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None) -> Sequence[str]:
         """Send these on their way again, `headers` laid over their own; return the ids of those that were there."""
 
-    def take(self, ids: Sequence[str]) -> Sequence[Letter]:
-        """Remove these and return those that were there."""
+    def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:
+        """Remove these for good; return the ids of those that were there."""
 
 
 class QueuePlace:
@@ -91,9 +93,9 @@ class QueuePlace:
         """See `Place`."""
         return self._dead.put_back(ids, headers)
 
-    def take(self, ids: Sequence[str]) -> Sequence[Letter]:
+    def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:  # noqa: ARG002 - a broker keeps no reasons
         """See `Place`."""
-        return [self._letter(found) for found in self._dead.take(ids)]
+        return [found.id for found in self._dead.take(ids)]
 
     def _letter(self, found: DeadLetter) -> Letter:
         return Letter(
@@ -106,6 +108,41 @@ class QueuePlace:
             died_at=found.died_at,
             envelope=envelope_of(found.message),
         )
+
+
+class ParkedPlace:
+    """The parked rows of the outbox: those for one queue, or all."""
+
+    source = "outbox"
+
+    def __init__(self, engine: Engine, queue: str | None) -> None:
+        self.queue = queue or ""
+        self._parked = Parked(engine)
+
+    def page(self, after: str | None) -> Sequence[Letter]:
+        """See `Place`."""
+        return [_of_parked(row) for row in self._parked.list(queue=self.queue or None, limit=PAGE, after=int(after or 0))]
+
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None) -> Sequence[str]:  # noqa: ARG002 - the ledger has no part in it
+        """See `Place`."""
+        return [str(seq) for seq in self._parked.replay([int(id_) for id_ in ids])]
+
+    def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:
+        """See `Place`."""
+        return [str(seq) for seq in self._parked.discard([int(id_) for id_ in ids], reason)]
+
+
+def _of_parked(row: ParkedRow) -> Letter:
+    return Letter(
+        source=ParkedPlace.source,
+        queue=row.message.queue,
+        id=str(row.seq),
+        message=row.message,
+        error=row.reason,
+        attempts=row.attempts,
+        died_at=row.available_at,
+        envelope=envelope_of(row.message),
+    )
 
 
 def envelope_of(message: Message) -> Envelope | None:
@@ -134,16 +171,18 @@ class Selection:
         )
 
 
-def places(adapter: Adapter, carriers: Iterable[str]) -> Sequence[Place]:
-    """The dead letters of these carriers."""
-    return [QueuePlace(carrier, adapter.dead_letters(carrier)) for carrier in carriers]
+def places(engine: Engine, adapter: Adapter, carriers: Iterable[str], *, parked_for: Iterable[str] = ()) -> Sequence[Place]:
+    """The dead letters of these carriers, and the outbox's parked rows `parked_for` these queues (all when empty)."""
+    dead = [QueuePlace(carrier, adapter.dead_letters(carrier)) for carrier in carriers]
+    return [*dead, *(ParkedPlace(engine, queue) for queue in tuple(parked_for) or (None,))]
 
 
 def discarded(engine: Engine, found: Iterable[tuple[Place, Letter]], reason: str) -> Iterator[Letter]:
     """Remove letters for good, as they are asked for; yield each that was there. Where the ledger knows a job, its row keeps the reason."""
     for place, letter in found:
         _note(engine, letter, f"discarded: {reason}")
-        yield from place.take([letter.id])
+        if place.remove([letter.id], reason):
+            yield letter
 
 
 _NOTE = (
@@ -155,9 +194,9 @@ _NOTE = (
 
 def _note(engine: Engine, letter: Letter, note: str) -> None:
     known = letter.envelope
-    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known else None
+    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known and letter.source == QueuePlace.source else None
     if entry is not None and entry.digest == letter.digest and not (entry.last_error or "").startswith(note):
-        values = {"row": entry.id, "replayed": entry.replays, "note": f"{note}; it was: {entry.last_error}"}
+        values = {"row": entry.id, "replayed": entry.replays, "note": bounded(f"{note}; it was: {entry.last_error}")}
         transact(engine, lambda connection: connection.execute(_NOTE, values))
 
 

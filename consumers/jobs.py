@@ -69,7 +69,7 @@ class Jobs:
         self._handlers: dict[tuple[str, str], Handler] = {}
         self._carriers: dict[str, Handler] = {}
 
-    def handler(  # noqa: PLR0913 - the options of a handler, all by name
+    def handler(
         self,
         type: str,  # noqa: A002 - the word of the trade
         *,

@@ -17,7 +17,7 @@ __all__ = ["Convert", "Misfit", "converter"]
 Convert: TypeAlias = "Callable[[bytes], Any]"
 
 
-class Misfit(Exception):  # noqa: N818 - an answer about a payload, given in the pipeline
+class Misfit(Exception):
     """The payload is not strict JSON, or does not fit the handler's type: no later attempt can mend that."""
 
 

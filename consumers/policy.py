@@ -8,7 +8,7 @@ from postroom.outbox.backoff import Backoff
 __all__ = ["Backoff", "Fail", "Retry", "readable"]
 
 
-class Retry(Exception):  # noqa: N818 - an instruction, not an error
+class Retry(Exception):
     """Raise it in a handler to be tried again after `after` seconds (None: the handler's backoff). It is an attempt like any other."""
 
     def __init__(self, why: str = "the handler asked for a retry", *, after: float | None = None) -> None:
@@ -16,7 +16,7 @@ class Retry(Exception):  # noqa: N818 - an instruction, not an error
         self.after = after
 
 
-class Fail(Exception):  # noqa: N818 - an instruction, not an error
+class Fail(Exception):
     """Raise it in a handler to give the job up at once, attempts left or not: it is dead-lettered with this reason."""
 
 

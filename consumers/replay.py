@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from postroom.outbox.envelope import COPY, REPLAYS
+from sqlalchemy import bindparam, select
 
-from .dead import behind
+from postroom.adapters.sql.engine import reading
+from postroom.adapters.sql.transaction import translated
+from postroom.outbox.envelope import COPY, REPLAYS
+from postroom.outbox.tables import outbox
+
+from .dead import ParkedPlace, behind
 from .entries import owner
 
 if TYPE_CHECKING:
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Fate", "Marked", "Replay", "Unproven", "mark"]
 
 POLL = 0.2
+
+_PARKED = select(outbox.c.status, outbox.c.last_error).where(outbox.c.seq == bindparam("seq"))
 
 
 class Fate(Enum):
@@ -128,7 +135,7 @@ class Replay:
         if entry.digest != marked.digest:
             return Fate.CONFLICT
         if entry.status == "done":
-            return Fate.DONE if marked.place.take([marked.id]) else Fate.GONE
+            return Fate.DONE if marked.place.remove([marked.id], "its work is done") else Fate.GONE
         revived = self._revive(marked, entry)
         return self._put_back(marked, {REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
 
@@ -157,6 +164,8 @@ class Replay:
 
     def _unfinished(self, marked: Marked, meant: Sequence[Marked]) -> str:
         """What it still waits for, nothing when it is done. Raises Unproven when it has failed again."""
+        if marked.place.source == ParkedPlace.source:
+            return self._unsent(marked)
         entry = owner(self._engine, key=marked.key, type=marked.type, queue=marked.place.queue)
         if entry is None:
             return self._unbegun(marked, meant)
@@ -165,6 +174,13 @@ class Replay:
         if entry.status == "done":
             return ""
         return f"{entry.status}, {entry.attempts} of {entry.max_attempts} attempts failed" + (f" ({entry.last_error})" if entry.attempts else "")
+
+    def _unsent(self, marked: Marked) -> str:
+        with translated(self._engine), reading(self._engine).connect() as connection:
+            row = connection.execute(_PARKED, {"seq": int(marked.id)}).one_or_none()
+        if row is not None and row.status == "parked":
+            raise Unproven(marked, f"the broker refused it again: {row.last_error}")
+        return "no relay has sent it" if row is not None and row.status == "pending" else ""
 
     def _unbegun(self, marked: Marked, meant: Sequence[Marked]) -> str:
         """A message that no handler takes comes back without ever having been in the ledger."""

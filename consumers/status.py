@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import bindparam, or_, select
 
@@ -17,12 +17,15 @@ from .entries import entries
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from sqlalchemy import Engine, Row
+    from sqlalchemy import Engine
 
     from .dead import Letter
     from .ledger.entry import Entry
 
 __all__ = ["JobStatus", "status_of"]
+
+OutboxRow: TypeAlias = Any
+"""A row with the columns `_ROW`."""
 
 _MOST = 1000
 _NAMES = ("id", "queue", "type", "key", "status", "enqueued_at", "available_at", "retry_at", "attempts", "last_error", "sent_at")
@@ -79,13 +82,13 @@ def status_of(engine: Engine, key_or_id: str, *, find_dead: Callable[[str, str],
     return sorted(told, key=lambda status: (status.enqueued_at, status.id))
 
 
-def _entries(engine: Engine, key_or_id: str, rows: Iterable[Row[Any]]) -> Sequence[Entry]:
+def _entries(engine: Engine, key_or_id: str, rows: Iterable[OutboxRow]) -> Sequence[Entry]:
     """The ledger's rows of the name, and of the keys of the jobs that the outbox has under it."""
     names = {key_or_id: None} | {row.key: None for row in rows}
     return list({entry.id: entry for name in names for entry in entries(engine, name)}.values())
 
 
-def _of_row(row: Row[Any], known: Iterable[Entry], clock: float, find_dead: Callable[[str, str], Letter | None]) -> Iterable[JobStatus]:
+def _of_row(row: OutboxRow, known: Iterable[Entry], clock: float, find_dead: Callable[[str, str], Letter | None]) -> Iterable[JobStatus]:
     mine = [entry for entry in known if (entry.type, entry.key) == (row.type, row.key)]
     if mine:
         return [_of_entry(entry, row, clock) for entry in mine]
@@ -93,7 +96,7 @@ def _of_row(row: Row[Any], known: Iterable[Entry], clock: float, find_dead: Call
     return [_of_unbegun(row, clock, dead)]
 
 
-def _of_unbegun(row: Row[Any], clock: float, dead: Letter | None) -> JobStatus:
+def _of_unbegun(row: OutboxRow, clock: float, dead: Letter | None) -> JobStatus:
     waits = row.status == "pending"
     return JobStatus(
         id=row.id,
@@ -101,7 +104,7 @@ def _of_unbegun(row: Row[Any], clock: float, dead: Letter | None) -> JobStatus:
         key=row.key,
         queue=row.queue,
         group=None,
-        status="failed" if dead else "parked" if row.status == "parked" else "pending",
+        status="failed" if dead or row.status == "dropped" else "parked" if row.status == "parked" else "pending",
         place="broker" if row.status == "sent" else "outbox",
         attempts=dead.attempts if dead else 0,
         max_attempts=None,
@@ -116,7 +119,7 @@ def _of_unbegun(row: Row[Any], clock: float, dead: Letter | None) -> JobStatus:
     )
 
 
-def _of_entry(entry: Entry, row: Row[Any] | None, clock: float) -> JobStatus:
+def _of_entry(entry: Entry, row: OutboxRow | None, clock: float) -> JobStatus:
     state = _state(entry, row, clock)
     return JobStatus(
         id=row.id if row else entry.job_id,
@@ -137,7 +140,7 @@ def _of_entry(entry: Entry, row: Row[Any] | None, clock: float) -> JobStatus:
     )
 
 
-def _state(entry: Entry, row: Row[Any] | None, clock: float) -> Mapping[str, Any]:
+def _state(entry: Entry, row: OutboxRow | None, clock: float) -> Mapping[str, Any]:
     """Status, place and next instant of a job that the ledger knows; its newest message may still be in the outbox."""
     if entry.status == "running":
         lease = entry.lease_until or 0.0

@@ -17,7 +17,8 @@ __all__ = ["Backoff"]
 class Backoff:
     """Waiting times that grow, so that what failed together does not return together.
 
-    `first` and `cap` are seconds; the wait after failure n is `first * factor ** (n - 1)`, at most `cap`, of which the fraction `jitter` is left to chance.
+    `first` and `cap` are seconds; the wait after failure n is `first * factor ** (n - 1)`, at most `cap`, and the fraction `jitter` of it is
+    left to chance.
     """
 
     first: float = 1.0

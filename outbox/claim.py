@@ -1,7 +1,7 @@
 """The next rows to send: a plain SELECT, for the lanes already say who may send them.
 
-Rows leave oldest due first. Not yet due, or held: a row whose publish must be tried again waits for its `retry_at`, and the later rows of its ordering
-key in its queue wait for it (`holds`); nobody else does.
+Rows leave oldest due first. A row whose publish must be tried again waits for its `retry_at`, and the later rows of its ordering key in its queue
+wait for it (`holds`); nobody else does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rows import MESSAGE, message_of
 from .tables import outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection, Engine, Row, Select
 
@@ -186,11 +186,11 @@ def _fitting(rows: Sequence[Row[Any]], most: int) -> Sequence[Row[Any]]:
 
 def _dues(connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Due]:
     large = [row.seq for row in rows if row.body is None]
-    bodies: dict[int, bytes] = {seq: body for seq, body in connection.execute(_BODIES, {"seqs": large})} if large else {}
+    bodies = {row.seq: row.body for row in connection.execute(_BODIES, {"seqs": large})} if large else {}
     return [_due(row, bodies) for row in rows]
 
 
-def _due(row: Row[Any], bodies: dict[int, bytes]) -> Due:
+def _due(row: Row[Any], bodies: Mapping[int, bytes]) -> Due:
     message = message_of(row)
     if row.body is None:
         message = replace(message, body=bodies[row.seq])

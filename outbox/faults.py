@@ -11,8 +11,6 @@ from functools import lru_cache
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,7 +18,7 @@ __all__ = ["INT64", "MAX_DEPTH", "bad_text", "first_fault", "first_flaw", "names
 
 MAX_DEPTH = 64
 """How many containers may be inside each other: the same limit on every version of Python, far from its stack's end."""
-INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)  # ask it only of exact ints: to find a subclass of int, range counts up to it
 
 _PLAIN = (str, int, float, bool, type(None), dict, list)
 _SHOWN = 40
@@ -73,16 +71,19 @@ def step(path: str, key: object) -> str:
     return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{repr(key)[:_SHOWN]}]"
 
 
+def names_of(value: object) -> tuple[str, ...] | None:
+    """Return the names of the fields of a dataclass, msgspec Struct, pydantic model or attrs object; None for other values."""
+    kind: Any = type(value)
+    return _names(kind)
+
+
 @lru_cache(maxsize=1024)
-def names_of(kind: Any) -> tuple[str, ...] | None:
-    """Return the names of the fields of a dataclass, msgspec Struct, pydantic model or attrs class; None for other types."""
+def _names(kind: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - any class
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
-    if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
-    model: dict[str, Any] | None = getattr(kind, "__pydantic_fields__", None)
-    if model is not None:
-        return tuple(model)
+    for where in ("__struct_fields__", "__pydantic_fields__"):
+        if hasattr(kind, where):
+            return tuple(getattr(kind, where))
     attributes = getattr(kind, "__attrs_attrs__", None)
     return None if attributes is None else tuple(attribute.name for attribute in attributes)
 
@@ -100,18 +101,18 @@ def _children(value: object) -> Iterator[tuple[object, object]]:
     elif isinstance(value, (list, tuple)):
         yield from enumerate(value)
     else:
-        yield from ((name, getattr(value, name, None)) for name in names_of(type(value)) or ())
+        yield from ((name, getattr(value, name, None)) for name in names_of(value) or ())
 
 
 def _flaw(value: object, depth: int) -> str | None:
     """Tell what no JSON can hold."""
-    if isinstance(value, (dict, list, tuple)) or names_of(type(value)) is not None:
+    if isinstance(value, (dict, list, tuple)) or names_of(value) is not None:
         return _flaw_of_container(value, depth)
     if isinstance(value, str):
         return bad_text(value)
     if isinstance(value, float) and not isfinite(value):
         return f"{'NaN' if isnan(value) else 'Infinity'} is not JSON"
-    if isinstance(value, int) and value not in INT64:
+    if isinstance(value, int) and int(value) not in INT64:
         return f"an integer of {value.bit_length() + 1} bits; JSON's readers agree on 64; pass it as text"
     return None
 
@@ -125,20 +126,20 @@ def _flaw_of_container(value: object, depth: int) -> str | None:
 
 def _foreign(value: object) -> str | None:
     """Tell which type JSON does not have."""
-    kind = type(value)
-    if kind not in _PLAIN:
-        return _no_json_for(value, kind)
+    if type(value) not in _PLAIN:
+        return _no_json_for(value)
     keys = value if isinstance(value, dict) else ()
     return next((f"key {repr(key)[:_SHOWN]} is {type(key).__name__}, and JSON's keys are text" for key in keys if type(key) is not str), None)
 
 
-def _no_json_for(value: object, kind: type) -> str:
-    if names_of(kind) is not None:
-        return f"{kind.__name__} would arrive as a dict; make it the whole payload, or a field of that type in a dataclass, or pass a dict of it"
+def _no_json_for(value: object) -> str:
+    kind = type(value).__name__
+    if names_of(value) is not None:
+        return f"{kind} would arrive as a dict; make it the whole payload, or a field of that type in a dataclass, or pass a dict of it"
     for base, arrives_as, remedy in _ABROAD:
         if isinstance(value, base):
-            return f"{kind.__name__} would arrive as {arrives_as}; {remedy}"
-    return f"JSON has nothing like {kind.__name__}; pass dict, list, str, int, float, bool or None"
+            return f"{kind} would arrive as {arrives_as}; {remedy}"
+    return f"JSON has nothing like {kind}; pass dict, list, str, int, float, bool or None"
 
 
 def _short(path: str) -> str:

@@ -42,7 +42,7 @@ class Housekeeping:
         self._due_at = clock()
 
     def step(self) -> bool:
-        """When it is time, remove one small batch of everything; return whether there was more. Never raises for a database or broker that is away."""
+        """When it is time, remove one small batch of everything; return whether there was more. What goes wrong is logged, and tried later."""
         if self._clock() < self._due_at:
             return False
         more = self._attempt()

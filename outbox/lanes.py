@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import BindParameter, String, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from postroom.adapters.sql.engine import reading
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lanes", "Tenure"]
 
-_ME = bindparam("me")
+_ME: BindParameter[str] = bindparam("me", type_=String)
 _UNTIL = now() + bindparam("lease")
 
 _ALIVE = update(relays).where(relays.c.id == _ME).values(until=_UNTIL)

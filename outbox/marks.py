@@ -12,6 +12,7 @@ from sqlalchemy import Double, Text, bindparam, case, null, or_, select, update
 from postroom.adapters.seam import Verdict
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import constant, now
+from postroom.adapters.text import bounded
 
 from .claim import among
 from .tables import lanes, outbox
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Mark", "RoundResult", "settle"]
 
 MAX_REASON = 2000
-"""How much of the broker's reason (characters) is kept in the row."""
+"""How much of the broker's reason (bytes) is kept in the row."""
 
 
 class Mark(Enum):
@@ -85,7 +86,8 @@ _Group: TypeAlias = tuple[Mark, str, int]
 """Rows that get the same mark, reason and number of earlier attempts are marked by one statement."""
 
 _PENDING = outbox.c.status == constant("pending")
-_LANES_HELD = select(lanes.c.lane).where(lanes.c.relay == bindparam("me"), lanes.c.token <= bindparam("fence"))
+# A scalar subquery, so that each row looks its lane up; as a join it may be planned the other way round, each lane looking through all rows.
+_TOKEN = select(lanes.c.token).where(lanes.c.lane == outbox.c.lane, lanes.c.relay == bindparam("me")).scalar_subquery()
 _REASON = bindparam("reason", type_=Text)
 _FAILED = {"attempts": outbox.c.attempts + 1, "last_error": _REASON}
 _VALUES: Mapping[Mark, dict[str, Any]] = {
@@ -97,7 +99,7 @@ _VALUES: Mapping[Mark, dict[str, Any]] = {
 
 
 def _statements(dialect: str) -> Mapping[Mark, Update]:
-    fenced = update(outbox).where(among(outbox.c.seq, "seqs", dialect), _PENDING, outbox.c.lane.in_(_LANES_HELD))
+    fenced = update(outbox).where(among(outbox.c.seq, "seqs", dialect), _PENDING, bindparam("fence") >= _TOKEN)
     # A long outage has much to say, and always the same: write it down once.
     news = or_(outbox.c.last_error.is_(None), outbox.c.last_error != _REASON)
     return {mark: (fenced.where(news) if mark is Mark.UNKNOWN else fenced).values(values) for mark, values in _VALUES.items()}
@@ -111,10 +113,11 @@ def settle(engine: Engine, tenure: Tenure, answers: Sequence[Answer], options: R
     groups = _grouped(answers, options)
     values = {group: _values(group, options, rng) for group in groups}
     changed = transact(engine, lambda connection: _mark(connection, tenure, groups, values))
-    counts = {mark.value: sum(changed[group] for group in groups if group[0] is mark) for mark in (Mark.SENT, Mark.PARKED, Mark.HELD)}
+    sent, parked, held = (sum(changed[group] for group in groups if group[0] is mark) for mark in (Mark.SENT, Mark.PARKED, Mark.HELD))
     unknown = sum(len(seqs) for group, seqs in groups.items() if group[0] is Mark.UNKNOWN)
+    lost = len(answers) - unknown - sent - parked - held
     outage = next((reason for mark, reason, _ in groups if mark is Mark.UNKNOWN), "")
-    return RoundResult(**counts, unknown=unknown, lost=len(answers) - unknown - sum(counts.values()), outage=outage)
+    return RoundResult(sent=sent, parked=parked, held=held, unknown=unknown, lost=lost, outage=outage)
 
 
 def _grouped(answers: Iterable[Answer], options: RelayOptions) -> dict[_Group, list[int]]:
@@ -125,15 +128,16 @@ def _grouped(answers: Iterable[Answer], options: RelayOptions) -> dict[_Group, l
 
 
 def _group(row: Due, outcome: Outcome, options: RelayOptions) -> _Group:
+    reason = bounded(outcome.reason or "the broker gave no reason", MAX_REASON)
     match outcome.verdict:
         case Verdict.CONFIRMED:
             return Mark.SENT, "", 0
         case Verdict.UNKNOWN:
-            return Mark.UNKNOWN, _storable(outcome.reason), 0
+            return Mark.UNKNOWN, reason, 0
         case Verdict.BUSY if row.attempts + 1 < options.max_attempts:
-            return Mark.HELD, _storable(outcome.reason), row.attempts
+            return Mark.HELD, reason, row.attempts
         case _:
-            return Mark.PARKED, _storable(outcome.reason), row.attempts
+            return Mark.PARKED, reason, row.attempts
 
 
 def _values(group: _Group, options: RelayOptions, rng: random.Random) -> dict[str, Any]:
@@ -151,8 +155,3 @@ def _mark(connection: Connection, tenure: Tenure, groups: Mapping[_Group, list[i
     updates = _UPDATES.get(connection.dialect.name, _UPDATES["other"])
     fence = {"me": tenure.relay, "fence": tenure.fence}
     return {group: connection.execute(updates[group[0]], {**fence, **values[group], "seqs": sorted(seqs)}).rowcount for group, seqs in groups.items()}
-
-
-def _storable(reason: str) -> str:
-    """The reason as text that every database takes: no NUL, no lone surrogate, of bounded length."""
-    return (reason or "no reason given")[:MAX_REASON].encode(errors="backslashreplace").decode().replace("\0", "\\x00")[:MAX_REASON]

@@ -39,8 +39,9 @@ class RelayOptions:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for numbers that no relay could work with."""
+        counts = (self.batch, self.batch_bytes, self.max_attempts, self.tidy_batch)
         rules = {
-            "batch, batch_bytes, max_attempts and tidy_batch are at least 1": min(self.batch, self.batch_bytes, self.max_attempts, self.tidy_batch) >= 1,
+            "batch, batch_bytes, max_attempts and tidy_batch are at least 1": min(counts) >= 1,
             "lease and tidy_every are more than 0": min(self.lease, self.tidy_every) > 0,
             "0 < poll_min <= poll_max": 0 < self.poll_min <= self.poll_max,
             "retention is not negative": self.retention >= 0,

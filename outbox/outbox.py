@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from postroom.adapters.errors import ConfigurationError, InvalidMessage
-from postroom.adapters.seam import Header, Queue
+from postroom.adapters.errors import ConfigurationError
 
 from .envelope import Envelope
 from .ids import new_id
 from .payload import MAX_PAYLOAD, encode_payload
+from .routes import Routes
 from .rows import NewRow, build_row
 from .rules import check_delay, check_headers, check_key, check_type
 from .targets import AsyncTarget, Target, unscoped, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from postroom.adapters.seam import Header, Queue
 
 __all__ = ["Draft", "Outbox"]
 
@@ -40,13 +41,6 @@ class Draft:
     headers: Mapping[str, Header] = field(default_factory=dict)
 
 
-class _Route(NamedTuple):
-    """Where a job goes: the carrier's (or topic's) name, and whether its queue is declared ordered."""
-
-    carrier: str
-    ordered: bool
-
-
 class Outbox:
     """Writes jobs into the caller's transaction. Immutable, without connections of its own: make one, share it among threads and tasks.
 
@@ -56,9 +50,9 @@ class Outbox:
     so a service with thousands of commits a second may prefer the relays' polling.
     """
 
-    __slots__ = ("_max_payload", "_new_id", "_notify", "_queue", "_routes")
+    __slots__ = ("_max_payload", "_new_id", "_notify", "_routes")
 
-    def __init__(  # noqa: PLR0913 - options, all by name
+    def __init__(
         self,
         queue: str | Queue,
         *,
@@ -70,9 +64,7 @@ class Outbox:
     ) -> None:
         if max_payload < 1:
             raise ConfigurationError(f"max_payload must be at least 1 byte, not {max_payload!r}")
-        known = [_as_queue(each) for each in (queue, *queues)]
-        self._queue = known[0].name
-        self._routes: Mapping[tuple[str | None, str | None], _Route] = _routes(known, priority)
+        self._routes = Routes([queue, *queues], priority)
         self._max_payload = max_payload
         self._notify = notify
         self._new_id = new_id
@@ -81,7 +73,7 @@ class Outbox:
     def enqueue(
         self,
         target: Target,
-        type: str,  # noqa: A002
+        type: str,
         payload: object,
         *,
         key: str | None = None,
@@ -95,7 +87,7 @@ class Outbox:
     def enqueue(
         self,
         target: AsyncTarget,
-        type: str,  # noqa: A002
+        type: str,
         payload: object,
         *,
         key: str | None = None,
@@ -166,7 +158,7 @@ class Outbox:
             check_headers(headers, f"{path}headers")
         if delay != 0:
             check_delay(delay, f"{path}delay")
-        route = self._route(queue, priority, path)
+        route = self._routes.find(queue, priority, path)
         body = encode_payload(payload, self._max_payload, f"{path}payload")
         job_id = self._new_id()
         key = key or job_id
@@ -193,42 +185,7 @@ class Outbox:
         write(session, rows, notify=self._notify)
         return answer
 
-    def _route(self, queue: str | Queue | None, priority: str | None, path: str) -> _Route:
-        try:
-            return self._routes[queue, priority]  # type: ignore[index] - a Queue is not in it, and can't be hashed
-        except (KeyError, TypeError):
-            return self._other_route(queue, priority, path)
-
-    def _other_route(self, queue: str | Queue | None, priority: str | None, path: str) -> _Route:
-        """The route to a queue that was passed as a declaration; otherwise say which names would have been right."""
-        routes = _routes([queue], None) if isinstance(queue, Queue) else self._routes
-        name = queue.name if isinstance(queue, Queue) else self._queue if queue is None else queue
-        if (name, priority) in routes:
-            return routes[name, priority]
-        known = sorted({each for each, _ in routes if each is not None})
-        if name not in known:
-            raise InvalidMessage(f"{path}queue: {name!r} is not a queue of this outbox ({', '.join(known)}); name it in Outbox(queues=...)")
-        levels = sorted(level for each, level in routes if each == name and level is not None)
-        raise InvalidMessage(f"{path}priority: {priority!r} is none of queue {name!r}, which has {', '.join(levels) or 'no priorities'}")
-
 
 async def _put_later(session: Any, rows: Sequence[NewRow], answer: Answer, *, notify: bool) -> Answer:  # noqa: ANN401 - async session or connection
     await session.run_sync(write, rows, notify=notify)
     return answer
-
-
-def _as_queue(queue: str | Queue) -> Queue:
-    return queue if isinstance(queue, Queue) else Queue(name=queue)
-
-
-def _routes(queues: Sequence[Queue], default: str | None) -> Mapping[tuple[str | None, str | None], _Route]:
-    """All that may be named, with where it leads; the first queue also goes by None."""
-    routes: dict[tuple[str | None, str | None], _Route] = {}
-    for name, queue in [(queue.name, queue) for queue in queues] + [(None, queues[0])]:
-        for priority in queue.priorities:
-            routes[name, priority] = _Route(f"{queue.name}.{priority}", queue.ordered)
-        if not queue.priorities:
-            routes[name, None] = _Route(queue.name, queue.ordered)
-        elif default in queue.priorities:
-            routes[name, None] = routes[name, default]
-    return routes

@@ -19,7 +19,7 @@ from .tables import outbox
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Connection, Engine, Row, Update
+    from sqlalchemy import Connection, Engine, Update
 
     from postroom.adapters.seam import Message
 
@@ -62,7 +62,7 @@ class ParkedRow:
 
 
 class Parked:
-    """The parked rows of one outbox. For any thread; each call is a transaction of its own, and safe to repeat. All raise Unavailable, SchemaDrift."""
+    """The parked rows of one outbox. For any thread; each call is a transaction of its own, safe to repeat; all raise Unavailable or SchemaDrift."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -74,7 +74,7 @@ class Parked:
 
     def counts(self) -> Mapping[str, int]:
         """Return how many rows are parked, for each queue that has any."""
-        return transact(reading(self._engine), lambda connection: {queue: number for queue, number in connection.execute(_COUNTS)})
+        return transact(reading(self._engine), lambda connection: dict(connection.execute(_COUNTS).tuples().all()))
 
     def replay(self, seqs: Sequence[int]) -> Sequence[int]:
         """Let relays publish these rows again, at their old place in the line and with a clean count; return those that were parked.
@@ -100,7 +100,7 @@ class Parked:
         return transact(self._engine, work) if seqs else ()
 
 
-def _parked(row: Row[Any]) -> ParkedRow:
+def _parked(row: Any) -> ParkedRow:  # noqa: ANN401 - a Row of _COLUMNS
     return ParkedRow(
         seq=row.seq,
         type=row.type,

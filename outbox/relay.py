@@ -8,10 +8,11 @@ import secrets
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from postroom.adapters.errors import PostroomError, Unavailable
+from postroom.adapters.sql.wakeup import Wakeup
 
 from .health import HealthRecord
 from .housekeeping import Housekeeping
@@ -19,12 +20,13 @@ from .marks import RoundResult
 from .options import RelayOptions
 from .pace import Pace
 from .rounds import Rounds
+from .tables import CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Engine, Pool
 
     from postroom.adapters.seam import Adapter
 
@@ -53,6 +55,10 @@ class Relay:
     `clock` measures intervals on this host; what is due, and whose lease has run out, is the database's to say.
     """
 
+    _stop: threading.Event
+    _thread: threading.Thread | None
+    _wakeup: Wakeup | None
+
     def __init__(
         self,
         engine: Engine,
@@ -69,6 +75,7 @@ class Relay:
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - to spread retries, not to keep a secret
+        self._inherited: list[Pool] = []
         self._begin_life()
 
     def run_once(self) -> RoundResult:
@@ -99,8 +106,10 @@ class Relay:
         self._mind_the_fork()
         with self._leaving(), self._heart(stop):
             self._refuse_the_hopeless()
-            while not stop.is_set():
-                self._wait(stop, self._attempt(stop))
+            self._wakeup = Wakeup(self._engine, CHANNEL)
+            with closing(self._wakeup):
+                while not stop.is_set():
+                    self._wait(stop, self._attempt(stop))
         self._health.stopped()
 
     def start(self) -> None:
@@ -121,14 +130,15 @@ class Relay:
         """
         self._mind_the_fork()
         self._stop.set()
-        self._bell.set()
+        self.wake()
         if self._thread is not None:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
 
     def wake(self) -> None:
         """Look for due rows now instead of at the next poll. Any thread may call it."""
-        self._bell.set()
+        if self._wakeup is not None:
+            self._wakeup.wake()
 
     def health(self) -> Health:
         """How it is. Never blocks; any thread may call it."""
@@ -150,14 +160,18 @@ class Relay:
         self._chores = Housekeeping(self._engine, self._adapter, self._options, clock=self._clock)
         self._pace = Pace(self._options, self._rng)
         self._health = HealthRecord(self.name)
-        self._bell = threading.Event()
+        self._pool = self._engine.pool
+        self._wakeup = None
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = None
 
     def _mind_the_fork(self) -> None:
-        if os.getpid() != self._pid:
-            self._engine.dispose(close=False)  # the parent's connections: not to be used here, nor closed
-            self._begin_life()
+        if os.getpid() == self._pid:
+            return
+        if self._engine.pool is self._pool:  # the parent's connections: neither to be used here nor closed, so they are kept
+            self._inherited.append(self._pool)
+            self._engine.dispose(close=False)
+        self._begin_life()
 
     def _serve(self, stop: Stop) -> None:
         while not stop.is_set():
@@ -204,10 +218,15 @@ class Relay:
         return min(pause, self._options.poll_min) if self._chores.step() else pause
 
     def _wait(self, stop: Stop, seconds: float) -> None:
-        bell = threading.Event() if self._pace.failures else self._bell  # new rows don't end an outage
-        while seconds > 0 and not stop.is_set() and not bell.wait(min(seconds, GLANCE)):
+        while seconds > 0 and not stop.is_set() and not self._doze(min(seconds, GLANCE)):
             seconds -= GLANCE
-        self._bell.clear()
+
+    def _doze(self, seconds: float) -> bool:
+        """Return early, and true, for new rows; but not during an outage, which they don't end."""
+        if self._wakeup is None or self._pace.failures:
+            self._sleep(seconds)
+            return False
+        return self._wakeup.wait(seconds)
 
     @contextmanager
     def _heart(self, stop: Stop) -> Iterator[None]:

@@ -37,9 +37,7 @@ HANGING = 20
 class Rounds:
     """The rounds of one relay, one at a time. `name` is unique among all relays, ever. All methods raise Unavailable when the database is away."""
 
-    def __init__(
-        self, engine: Engine, adapter: Adapter, options: RelayOptions, *, name: str, clock: Callable[[], float], rng: random.Random
-    ) -> None:
+    def __init__(self, engine: Engine, adapter: Adapter, options: RelayOptions, *, name: str, clock: Callable[[], float], rng: random.Random) -> None:
         self._engine = engine
         self._adapter = adapter
         self._options = options
@@ -90,5 +88,5 @@ class Rounds:
         self._owed = None
         if result.lost:
             self._lanes.doubt()
-            _log.warning("relay %s: lease lost: the answers to %d rows are not recorded; the lanes' new holder sends them again", self._name, result.lost)
+            _log.warning("relay %s: lease lost: %d answers not recorded; the new holder of the lanes sends again", self._name, result.lost)
         return result

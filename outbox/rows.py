@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-from sqlalchemy import Double, bindparam, func, insert, select
+from sqlalchemy import Double, bindparam, func, insert, literal_column, select
 
 from postroom.adapters.seam import Message
-from postroom.adapters.sql.types import now
+from postroom.adapters.sql.types import constant, now
 
 from .envelope import ENQUEUED_AT
 from .tables import CHANNEL, LANES, outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import Connection, Dialect, Insert, Row
 
     from .envelope import Envelope
 
@@ -33,14 +35,18 @@ _INSERT = (
     insert(outbox)
     .inline()
     .values(
-        status="pending",
-        attempts=0,
+        status=constant("pending"),
+        attempts=literal_column("0"),
         enqueued_at=func.coalesce(bindparam("first_enqueued_at", type_=Double), now()),
         available_at=now() + bindparam("delay", type_=Double),
     )
 )
-_WAKE = select(func.pg_notify(CHANNEL, ""))
-_INSERT_AND_WAKE = _INSERT.returning(func.pg_notify(CHANNEL, ""))  # rides in the INSERT: no round trip, and only a commit sends it
+_WAKE = select(func.pg_notify(constant(CHANNEL), constant("")))
+_INSERT_AND_WAKE = _INSERT.returning(func.pg_notify(constant(CHANNEL), constant("")))  # no round trip of its own, and only a commit sends it
+
+_KEYS = ("id", "queue", "type", "key", "ordering_key", "lane", "ordered", "body", "headers", "holds")
+_BARE_DRIVERS = frozenset({"pysqlite", "psycopg"})
+"""Drivers that take all values of a row as they are. Elsewhere SQLAlchemy converts them, at each execution; here its SQL is made once, and kept."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.decode
@@ -73,9 +79,12 @@ def insert_rows(connection: Connection, rows: Sequence[NewRow], *, notify: bool 
 
     `notify` wakes the relays on PostgreSQL at the commit; other databases have nothing of the kind.
     """
-    wakes = notify and connection.dialect.name == "postgresql"
-    if rows:
-        connection.execute(_INSERT_AND_WAKE if wakes else _INSERT, rows if len(rows) > 1 else rows[0])
+    if len(rows) == 1:
+        _insert_one(connection, rows[0], notify=notify)
+    elif rows:
+        connection.execute(_INSERT, rows)
+        if notify:
+            wake(connection)
 
 
 def wake(connection: Connection) -> None:
@@ -94,3 +103,20 @@ def message_of(row: Row[Any]) -> Message:
 def lane_of(ordering_key: str) -> int:
     """Return the lane of an ordering key: the same in every process and version."""
     return zlib.crc32(ordering_key.encode()) % LANES
+
+
+def _insert_one(connection: Connection, row: NewRow, *, notify: bool) -> None:
+    dialect = connection.dialect
+    statement = _INSERT_AND_WAKE if notify and dialect.name == "postgresql" else _INSERT
+    if dialect.driver in _BARE_DRIVERS and "schema_translate_map" not in connection.get_execution_options():
+        sql, values = _bare(dialect, statement)
+        connection.exec_driver_sql(sql, values(row))
+    else:
+        connection.execute(statement, row)
+
+
+@lru_cache(maxsize=64)
+def _bare(dialect: Dialect, statement: Insert) -> tuple[str, Callable[[NewRow], Any]]:
+    """The statement in the words of a driver, and how a row becomes its parameters."""
+    compiled = statement.compile(dialect=dialect, column_keys=_KEYS)
+    return str(compiled), itemgetter(*compiled.positiontup) if compiled.positiontup else dict

@@ -73,10 +73,10 @@ def _size_of_name(name: object, path: str) -> int:
 
 def _size_of_value(value: object, path: str) -> int:
     kind = type(value)
-    if kind is str:
-        return _size_of_text(str(value), path)
-    if kind is bytes:
-        return len(bytes(value))  # type: ignore[call-overload,no-any-return]
+    if isinstance(value, str) and kind is str:
+        return _size_of_text(value, path)
+    if isinstance(value, bytes) and kind is bytes:
+        return len(value)
     if kind is int and value not in INT64:
         raise InvalidMessage(f"{path}: {_shown(value)} has more than 64 bits; pass it as text")
     if kind is int or kind is bool or value is None:

@@ -56,20 +56,20 @@ def decode_json(body: bytes) -> object:
     return value
 
 
-def is_strict(value: object, depth: int = MAX_DEPTH) -> bool:  # noqa: C901, PLR0911, PLR0912 - one call per value; the hot loop of every enqueue
+def is_strict(value: object, depth: int = MAX_DEPTH) -> bool:  # noqa: C901, PLR0911 - one call per value: the hot loop of each enqueue
     """Tell quickly whether `value` is strict JSON, but for the characters of its text: one pass, about 60 ns for each value."""
     kind = type(value)
     if kind is dict:
         if depth <= 0:
             return False
-        for key, item in value.items():  # type: ignore[attr-defined]
+        for key, item in value.items():  # type: ignore[attr-defined]  # noqa: SIM110 - all() would double the time
             if type(key) is not str or not (type(item) is str or is_strict(item, depth - 1)):
                 return False
         return True
     if kind is list:
         if depth <= 0:
             return False
-        for item in value:  # type: ignore[attr-defined]
+        for item in value:  # type: ignore[attr-defined]  # noqa: SIM110 - the same
             if not (type(item) is str or is_strict(item, depth - 1)):
                 return False
         return True

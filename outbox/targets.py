@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
@@ -15,7 +15,7 @@ from .rows import insert_rows
 from .tables import outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -30,11 +30,12 @@ AsyncTarget: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnec
 
 _MEND = "then a savepoint, and with it the job, could be committed by itself and survive a rollback; call postroom.outbox.prepare(engine) once"
 
+_THE_CONNECTION = "pass the connection of the transaction that the job belongs to: session.connection(bind_arguments={'mapper': YourModel})"
+
 
 def unscoped(target: Target | AsyncTarget) -> Any:  # noqa: ANN401 - what the registry holds
     """Return the session behind a scoped_session or async_scoped_session; any other target as it is."""
-    registry = None if isinstance(target, Connection) else getattr(target, "registry", None)
-    return target if registry is None else registry()
+    return target.registry() if hasattr(target, "session_factory") else target
 
 
 def write(target: Session | Connection, rows: Sequence[NewRow], *, notify: bool) -> None:
@@ -43,7 +44,10 @@ def write(target: Session | Connection, rows: Sequence[NewRow], *, notify: bool)
     try:
         insert_rows(connection, rows, notify=notify)
     except DBAPIError as error:
-        raise _told(error, connection.engine) from error
+        drift = _drift(error, connection.engine)
+        if drift is None:
+            raise
+        raise drift from error
 
 
 def connection_of(target: Session | Connection) -> Connection:
@@ -61,9 +65,18 @@ def _of_session(session: Session) -> Connection:
         kind = type(session).__name__
         raise ConfigurationError(f"{kind} has no transaction of yours: pass a Session, AsyncSession, Connection or AsyncConnection")
     try:
-        return session.connection()
+        connection = session.connection()
     except UnboundExecutionError:
-        return _bound_by_table(session)
+        connection = _bound_by_table(session)
+    _require_one_database(session, connection)
+    return connection
+
+
+def _require_one_database(session: Session, connection: Connection) -> None:
+    """A commit that two databases share without two phases can leave the job in one and what it is about not in the other."""
+    binds: Mapping[Any, Engine | Connection] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})  # before SQLAlchemy 2.1
+    if any(bind.engine.pool is not connection.engine.pool for bind in binds.values()) and not session.twophase:
+        raise ConfigurationError(f"the session works on several databases, and the job would go to {_named(connection)}; {_THE_CONNECTION}")
 
 
 def _bound_by_table(session: Session) -> Connection:
@@ -72,13 +85,14 @@ def _bound_by_table(session: Session) -> Connection:
         return session.connection(bind_arguments={"clause": outbox})
     except UnboundExecutionError:
         raise ConfigurationError(
-            "the session does not say which database the outbox is in: bind it (Session(engine)), or pass the connection of the "
-            "transaction that the job belongs to: session.connection(bind_arguments={'mapper': YourModel})"
+            f"the session does not say which database the outbox is in: bind it (Session(engine)); or {_THE_CONNECTION}"
         ) from None
 
 
 def _require_sqlite_transaction(connection: Connection) -> None:
     driver: Any = connection.connection.dbapi_connection
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        raise _autocommitting(connection)
     if getattr(driver, "autocommit", None) is False:  # Python 3.12's own mode: always in a transaction
         return
     if driver.isolation_level is None and not connection.dispatch.begin:
@@ -100,12 +114,16 @@ def _named(connection: Connection) -> str:
     return connection.engine.url.render_as_string(hide_password=True)
 
 
-def _told(error: DBAPIError, engine: Engine) -> Exception:
-    """Missing tables in Postroom's words; all else is the caller's transaction's own, and stays as it is."""
+def _drift(error: DBAPIError, engine: Engine) -> SchemaDrift | None:
+    """Missing tables in Postroom's words; all other errors are the caller's transaction's own, and stay as they are."""
     try:
-        with translated(engine):
-            raise error
+        _raise_translated(error, engine)
     except SchemaDrift as drift:
         return drift
-    except Exception:  # noqa: BLE001 - told otherwise or not at all, it is the same error
-        return error
+    except Exception:  # noqa: BLE001 - told otherwise, or not at all
+        return None
+
+
+def _raise_translated(error: DBAPIError, engine: Engine) -> NoReturn:
+    with translated(engine):
+        raise error

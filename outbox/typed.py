@@ -45,17 +45,18 @@ class _Codec:
 
 def is_typed(payload: object) -> bool:
     """Whether the type of `payload` says what its fields are."""
-    return names_of(type(payload)) is not None
+    return names_of(payload) is not None
 
 
 def encode_typed(payload: object, path: str = "payload") -> bytes:
     """Return `payload` as strict JSON from which its own type makes an equal payload; else raise InvalidMessage with the path of the culprit."""
-    codec = _codec(type(payload), path)
+    kind: Any = type(payload)
+    codec = _codec(kind, path)
     try:
         body = codec.encode(payload)
         decode_json(body)
         wrong = difference(payload, codec.decode(body), path)
-    except Exception as error:  # noqa: BLE001 - the payload's own code runs in there
+    except Exception as error:  # the payload's own code runs in there
         raise InvalidMessage(first_flaw(payload, path) or _told(error, path)) from error
     if wrong:
         raise InvalidMessage(first_flaw(payload, path) or wrong)
@@ -71,14 +72,14 @@ def difference(given: Any, back: Any, path: str) -> str | None:  # noqa: ANN401 
         return _lost(given, back, path)
     parts = _parts(given, back, path)
     if parts is None:
-        written = _WRITTEN.get(kind, _itself)
+        written: Callable[[Any], object] = _WRITTEN.get(kind, _itself)
         return None if written(given) == written(back) else _lost(given, back, path)
     return next((wrong for inner, arrived, where in parts if (wrong := difference(inner, arrived, where))), None)
 
 
 def _parts(given: Any, back: Any, path: str) -> Iterator[tuple[Any, Any, str]] | None:  # noqa: ANN401 - two values of one type
     """Pair what is inside two values of one type; None when they have no parts."""
-    names = names_of(type(given))
+    names = names_of(given)
     if names is not None:
         return ((getattr(given, name, None), getattr(back, name, None), f"{path}.{name}") for name in names)
     if isinstance(given, dict):
@@ -108,7 +109,7 @@ def _lost(given: object, back: object, path: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _codec(kind: Any, path: str) -> _Codec:
+def _codec(kind: Any, path: str) -> _Codec:  # noqa: ANN401 - any class
     """How a type is written and read. Raises InvalidMessage for one that can't be read back."""
     if hasattr(kind, "model_validate_json"):
         model: Any = kind

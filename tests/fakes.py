@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
 
-from postroom.adapters.seam import Capabilities, Consumer, DeadLetters, Message, Outcome, Queue, Verdict
+from postroom.adapters.seam import Capabilities, Message, Outcome, Verdict
 
 CONFIRMED = Outcome(Verdict.CONFIRMED)
 REFUSED = Outcome(Verdict.REFUSED, "message too large")
@@ -63,28 +62,6 @@ class Scripted:
     def tidy(self, *, older_than: float, limit: int = 1000) -> int:
         self.tidied.append((older_than, limit))
         return 0
-
-    def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
-        """Everything is there."""
-
-    def consume(self, queues: Mapping[str, int], *, group: str, prefetch: int, name: str) -> Consumer:
-        _only_publishes()
-
-    def dead_letters(self, queue: str) -> DeadLetters:
-        _only_publishes()
-
-    def abandon(self, name: str) -> int:
-        _only_publishes()
-
-    def depth(self, queue: str) -> Mapping[str, int]:
-        _only_publishes()
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _only_publishes() -> NoReturn:
-    raise NotImplementedError
 
 
 class Gate:

@@ -24,9 +24,9 @@ ARROWS = {
     (Status.FAILED, Status.PENDING),
 }
 SETTLES = {
-    "ack": lambda job, token, now: machine.ack(job, token, now),
+    "ack": machine.ack,
     "fail": lambda job, token, now: machine.fail(job, token, "smtp is down", now),
-    "release": lambda job, token, now: machine.release(job, token, now),
+    "release": machine.release,
     "renew": lambda job, token, now: machine.renew(job, token, now + 30),
     "dead letter": lambda job, token, now: machine.dead_letter(job, token, "no such address", now),
 }
@@ -83,7 +83,7 @@ class Histories(RuleBasedStateMachine):
         if others:
             job = data.draw(st.sampled_from(others))
             with pytest.raises(IllegalTransition):
-                machine.take(job, Lease(token="stolen", until=self.now + 30), self.now)
+                machine.take(job, Lease(token="stolen", until=self.now + 30), self.now)  # noqa: S106 - a receipt
 
     @rule(data=st.data())
     def ack(self, data):

@@ -59,11 +59,11 @@ class Burying:
         queue = stage.queue()
         buried = self._bury(stage, queue, 5)
         letters = stage.adapter.dead_letters(queue.name)
-        pages, after = [], None
-        while page := letters.list(2, after):
-            pages.append([letter.message.id for letter in page])
-            after = page[-1].id
-        assert pages == [buried[:2], buried[2:4], buried[4:]]
+        first = letters.list(2)
+        second = letters.list(2, first[-1].id)
+        third = letters.list(2, second[-1].id)
+        assert [[letter.message.id for letter in page] for page in (first, second, third)] == [buried[:2], buried[2:4], buried[4:]]
+        assert not letters.list(2, third[-1].id)
 
     def test_reading_goes_on_behind_a_letter_that_is_gone(self, stage: Stage) -> None:
         queue = stage.queue()
@@ -124,6 +124,18 @@ class Burying:
         assert not letters.put_back([first.id])
         (second,) = letters.list()
         assert (second.message.id, second.reason) == (first.message.id, "still no such address")
+
+    def test_s133_a_late_ack_from_before_its_death_does_not_settle_a_job_put_back(self, stage: Stage) -> None:
+        queue = stage.queue()
+        published = stage.fill(queue, 1)
+        consumer = stage.consumer(queue)
+        before = stage.one(consumer)
+        consumer.dead_letter(before, "too slow")
+        letters = stage.adapter.dead_letters(queue.name)
+        letters.put_back([letter.id for letter in letters.list()])
+        with pytest.raises(LeaseLost):
+            consumer.ack([before])
+        assert stage.drain(consumer, 1) == published
 
     def test_letters_that_are_not_there_are_left_out(self, stage: Stage) -> None:
         queue = stage.queue()

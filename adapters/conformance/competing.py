@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .puppet import Puppet
+from postroom.adapters.errors import Closed, LeaseLost
+
 from .stage import ids
+from .strings import Puppet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from postroom.adapters.seam import Consumer, Queue
+    from postroom.adapters.seam import Consumer, Delivery, Queue
 
     from .stage import Stage
 
@@ -55,10 +58,86 @@ class Threads:
         consumer.close()
         assert stage.rest(stage.consumer(queue)) == []
 
+    def test_two_threads_keep_the_order_of_each_key(self, stage: Stage) -> None:
+        stage.needs("ordered")
+        queue = stage.queue(ordered=True)
+        messages = [stage.message(queue, key=f"key-{number % 4}") for number in range(60)]
+        stage.publish(*messages)
+        begun: list[str] = []
+        consumers = [stage.consumer(queue, prefetch=3) for _ in range(2)]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda consumer: self._drain(stage, consumer, begun), consumers))
+        for key in {message.ordering_key for message in messages}:
+            own = [message.id for message in messages if message.ordering_key == key]
+            assert [identity for identity in begun if identity in own] == own
+
+    def test_of_two_acks_at_once_one_is_lost(self, stage: Stage) -> None:
+        queue = stage.queue()
+        stage.fill(queue, 10)
+        consumer = stage.consumer(queue)
+        deliveries = stage.receive(consumer, 10)
+        with ThreadPoolExecutor() as pool:
+            lost = list(pool.map(lambda delivery: self._is_lost(consumer, delivery), [delivery for delivery in deliveries for _ in range(2)]))
+        assert lost.count(True) == lost.count(False) == 10
+
+    def test_an_expired_job_is_taken_by_one_of_two_and_charged_once(self, stage: Stage) -> None:
+        stage.needs("clock_leases")
+        queue = stage.queue()
+        published = stage.fill(queue, 20)
+        stage.receive(stage.consumer(queue), 20)
+        stage.expire()
+        consumers = [stage.consumer(queue, prefetch=20) for _ in range(2)]
+        with ThreadPoolExecutor() as pool:
+            taken = [delivery for part in pool.map(stage.rest, consumers) for delivery in part]
+        assert sorted(ids(taken)) == published
+        assert {delivery.attempts for delivery in taken} == {1} or not stage.capabilities.counts_attempts
+
+    def test_two_operators_who_put_the_same_letters_back_put_them_back_once(self, stage: Stage) -> None:
+        queue = stage.queue()
+        published = stage.fill(queue, 10)
+        consumer = stage.consumer(queue)
+        for delivery in stage.receive(consumer, 10):
+            consumer.dead_letter(delivery, "no such address")
+        letters = [letter.id for letter in stage.adapter.dead_letters(queue.name).list()]
+        with ThreadPoolExecutor() as pool:
+            parts = list(pool.map(lambda _: list(stage.adapter.dead_letters(queue.name).put_back(letters)), range(2)))
+        assert sorted(parts[0] + parts[1]) == sorted(letters)
+        assert sorted(ids(stage.rest(consumer))) == published
+
+    def test_closing_the_adapter_ends_a_wait(self, stage: Stage) -> None:
+        consumer = stage.consumer(stage.queue())
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(self._wait_for_the_end, consumer, stage.harness.patience)
+            stage.adapter.close()
+            assert waiting.result() == []
+
     @staticmethod
-    def _drain(stage: Stage, consumer: Consumer) -> list[str]:
-        done = []
-        while taken := stage.rest(consumer, limit=1):
+    def _wait_for_the_end(consumer: Consumer, seconds: float) -> list[Delivery]:
+        """Receive until Closed; only then is the wait over."""
+        late = time.monotonic() + seconds
+        while time.monotonic() < late:
+            try:
+                taken = consumer.receive(1, seconds)
+            except Closed:
+                return []
+            if taken:
+                return list(taken)
+        raise AssertionError("the consumer of a closed adapter still waits")
+
+    @staticmethod
+    def _is_lost(consumer: Consumer, delivery: Delivery) -> bool:
+        try:
+            consumer.ack([delivery])
+        except LeaseLost:
+            return True
+        return False
+
+    @staticmethod
+    def _drain(stage: Stage, consumer: Consumer, begun: list[str] | None = None) -> list[str]:
+        """Take and ack one by one until nothing comes; also note each in `begun` before its ack."""
+        done: list[str] = []
+        while taken := list(consumer.receive(1, stage.harness.silence)):
+            (begun if begun is not None else []).extend(ids(taken))
             consumer.ack(taken)
             done += ids(taken)
         return done

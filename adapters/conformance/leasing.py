@@ -80,7 +80,9 @@ class Leases:
         queue = stage.queue()
         stage.fill(queue, 1)
         holder, other = stage.consumer(queue), stage.consumer(queue)
-        holder.extend([stage.one(holder)], stage.harness.lease)
+        holder.extend([stage.one(holder)], 2 * stage.harness.lease)
+        stage.expire()
+        assert stage.rest(other) == []
         stage.expire()
         stage.one(other)
 

@@ -160,6 +160,16 @@ class Topology:
         with pytest.raises(ConfigurationError, match=name):
             stage.adapter.consume({name: 1}, group="conformance", prefetch=1, name="worker")
 
+    def test_what_was_declared_is_listed_by_its_carriers(self, stage: Stage) -> None:
+        queue, urgent = stage.queue("orders"), stage.queue("mail", priorities={"high": 4, "low": 1})
+        listed = list(stage.adapter.carriers())
+        assert {*queue.carriers, *urgent.carriers} <= set(listed)
+        assert listed == sorted(listed)
+
+    def test_a_queue_nobody_declared_is_empty(self, stage: Stage) -> None:
+        depth = stage.adapter.depth(stage.name("nowhere"))
+        assert (depth["pending"], depth["running"], depth["failed"]) == (0, 0, 0)
+
     @pytest.mark.parametrize(("weight", "prefetch"), [(0, 1), (-1, 1), (1, 0)])
     def test_a_weight_or_a_prefetch_of_nothing_is_refused(self, stage: Stage, weight: int, prefetch: int) -> None:
         queue = stage.queue()

@@ -122,8 +122,10 @@ class Stage:
     def rest(self, consumer: Consumer, limit: int = 1000) -> list[Delivery]:
         """All that comes until nothing comes any more."""
         received: list[Delivery] = []
+        late = time.monotonic() + self.harness.patience
         while batch := consumer.receive(limit, self.harness.silence):
             received += batch
+            assert time.monotonic() < late, f"still {len(batch)} deliveries after {len(received)}: {ids(batch)}"
         return received
 
     def drain(self, consumer: Consumer, count: int) -> list[str]:

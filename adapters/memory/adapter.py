@@ -18,12 +18,12 @@ from .topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from postroom.adapters.seam import Consumer, DeadLetters
+    from postroom.adapters.seam import Adapter, Consumer, DeadLetters
 
 __all__ = ["Memory", "open_memory"]
 
 
-def open_memory(url: str) -> Memory:
+def open_memory(url: str) -> Adapter:
     """A new, empty Memory. Raises ConfigurationError for a URL with a name in it: parts that share a Memory share the object."""
     if url.partition(":")[2].strip("/"):
         raise ConfigurationError(f"{url!r}: write `memory:`; to share one between the parts of a process, pass the adapter itself")
@@ -87,12 +87,18 @@ class Memory:
             self._store.require_open()
             return self._store.hand_back([entry for entry in self._store.running.values() if entry.holder and entry.holder.name == name])
 
+    def carriers(self) -> Sequence[str]:
+        """All that were ever declared."""
+        with self._store.changed:
+            self._store.require_open()
+            return sorted(self._store.carriers)
+
     def depth(self, queue: str) -> Mapping[str, int]:
         """Count by status. A job that is done is forgotten at once."""
         with self._store.changed:
             self._store.require_open()
-            counts = self._store.carrier(queue).counts
-            return {status.value: counts[status] for status in (Status.PENDING, Status.RUNNING, Status.FAILED)}
+            carrier = self._store.carriers.get(queue)
+            return {status.value: carrier.counts[status] if carrier else 0 for status in (Status.PENDING, Status.RUNNING, Status.FAILED)}
 
     def tidy(self, *, older_than: float, limit: int = 1000) -> int:  # noqa: ARG002 - the seam's
         """Nothing to remove, ever."""

@@ -9,12 +9,15 @@ from sqlalchemy import literal_column, select
 
 from postroom.adapters.errors import ConfigurationError
 
-from .inserting import InsertJobs, insert_by_arrays, insert_into_mysql, insert_into_sqlite
+from .due import ANY_DUE
+from .engine import reading
+from .inserting import InsertJobs, insert_as_json, insert_into_mysql, insert_into_sqlite
 from .statements import BY_ARRAY, BY_LIST, Statements
-from .taking import Take, take_by_array, take_by_list, take_locked
+from .taking import Takes, take_by_array, take_by_list, take_locked
+from .transaction import transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from sqlalchemy import Connection, Engine
 
@@ -30,10 +33,20 @@ class Dialect:
 
     statements: Statements
     insert: InsertJobs
-    take: Take
-    take_in_order: Take
+    takes: Takes
+    may_be_due: Callable[[Engine, Collection[str]], bool]
+    """Whether it is worth trying to take from these carriers: where a take that finds nothing is cheap, always."""
     largest_body: Callable[[Connection], int]
     """The most bytes of a body that this server takes."""
+
+
+def _look_first(engine: Engine, carriers: Collection[str]) -> bool:
+    """Looking for work must not keep others from writing."""
+    return transact(reading(engine), lambda connection: connection.scalar(ANY_DUE, {"carriers": [*carriers]})) is not None
+
+
+def _always(_engine: Engine, _carriers: Collection[str]) -> bool:
+    return True
 
 
 def _half_a_packet(connection: Connection) -> int:
@@ -45,22 +58,22 @@ def _half_a_packet(connection: Connection) -> int:
 _SQLITE = Dialect(
     statements=BY_LIST,
     insert=insert_into_sqlite,
-    take=take_by_list(in_order=False),
-    take_in_order=take_by_list(in_order=True),
+    takes=take_by_list(),
+    may_be_due=_look_first,
     largest_body=lambda _: 500_000_000,
 )
 _POSTGRESQL = Dialect(
     statements=BY_ARRAY,
-    insert=insert_by_arrays,
-    take=take_by_array(in_order=False),
-    take_in_order=take_by_array(in_order=True),
+    insert=insert_as_json,
+    takes=take_by_array(),
+    may_be_due=_always,
     largest_body=lambda _: 250_000_000,
 )
 _MYSQL = Dialect(
     statements=BY_LIST,
     insert=insert_into_mysql,
-    take=take_locked(in_order=False),
-    take_in_order=take_locked(in_order=True),
+    takes=take_locked(),
+    may_be_due=_always,
     largest_body=_half_a_packet,
 )
 _DIALECTS = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL, "mysql": _MYSQL, "mariadb": _MYSQL}

@@ -37,10 +37,11 @@ BUSY_TIMEOUT = 30.0
 """How long (seconds) SQLite waits for another process's write before it gives up."""
 
 # No call waits for ever for a server that has gone without a word: 10 s to connect, about a minute for an answer on a dead line.
-_SQLITE: Mapping[str, Any] = {"timeout": BUSY_TIMEOUT}
-_PSYCOPG: Mapping[str, Any] = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
-_PYMYSQL: Mapping[str, Any] = {"connect_timeout": 10, "read_timeout": 90, "write_timeout": 60}
-_PATIENCE = {"pysqlite": _SQLITE, "psycopg": _PSYCOPG, "pymysql": _PYMYSQL}
+_PATIENCE: Mapping[str, Mapping[str, Any]] = {
+    "pysqlite": {"timeout": BUSY_TIMEOUT},
+    "psycopg": {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000},
+    "pymysql": {"connect_timeout": 10, "read_timeout": 90, "write_timeout": 60},
+}
 
 _LEGACY_TRANSACTION_CONTROL = -1  # sqlite3's name for it exists from Python 3.12 on
 
@@ -78,6 +79,8 @@ def open_engine(url: str, *, pool_size: int = 5) -> Engine:
         event.listen(engine, "connect", _wal)
     else:
         engine = create_engine(target, isolation_level="READ COMMITTED", pool_pre_ping=True, **options)
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", _no_jit)
     renew_after_fork(engine)
     return prepare(engine)
 
@@ -89,7 +92,7 @@ def prepare(engine: AnyEngine) -> AnyEngine:
     every transaction begins with BEGIN IMMEDIATE, which also waits for the write lock at the one place where waiting is safe.
     Connections that the engine has opened before are covered too.
     """
-    inner: Engine = getattr(engine, "sync_engine", engine)
+    inner: Any = getattr(engine, "sync_engine", engine)
     if inner.dialect.name == "sqlite" and not event.contains(inner, "begin", _begin):
         event.listen(inner, "begin", _begin)
     return engine
@@ -144,9 +147,8 @@ def _known_driver(url: URL, extra: str) -> URL:
 
 def _on_disk(url: URL) -> URL:
     if url.get_backend_name() == "sqlite" and (not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"):
-        raise ConfigurationError(
-            "SQLite in memory is another, empty database for each connection: name a file, like sqlite:///postroom.db, or use memory: for a queue that may be lost"
-        )
+        remedy = "name a file, like sqlite:///postroom.db, or use memory: for queues that may be lost"
+        raise ConfigurationError(f"SQLite in memory is another, empty database for each connection: {remedy}")
     return url
 
 
@@ -168,6 +170,13 @@ def _switch_to_wal(dbapi_connection: Any) -> None:  # noqa: ANN401 - the driver'
             time.sleep(0.01)
         else:
             return
+
+
+def _no_jit(dbapi_connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's own connection
+    """Our statements take a millisecond. Over a long backlog the planner believes them long, and would compile each for a tenth of a second."""
+    with dbapi_connection.cursor() as cursor:
+        cursor.execute("SET jit = off")
+    dbapi_connection.commit()
 
 
 def _begin(connection: Connection) -> None:

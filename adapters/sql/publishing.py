@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from sqlalchemy.exc import DBAPIError
 
 from postroom.adapters.errors import InvalidMessage, Unavailable
 from postroom.adapters.machine import UNLIMITED
 from postroom.adapters.seam import Outcome, Verdict
 
+from .content import pack
 from .dialects import SMALL_BODY
 from .inserting import NewJob
 from .tables import MAX_ID, MAX_KEY
@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
     from .dialects import Dialect
 
-__all__ = ["pack", "publish", "unpack"]
+__all__ = ["publish"]
 
 _CONFIRMED = Outcome(Verdict.CONFIRMED)
 _LONGEST_DELAY = 1e10  # seconds, which leaves room for the clock beside it
-
-pack = msgspec.msgpack.Encoder().encode
-"""Headers as they are stored."""
-unpack: Any = msgspec.msgpack.Decoder().decode
-"""Headers as they were published."""
 
 
 def publish(engine: Engine, dialect: Dialect, messages: Sequence[Message]) -> list[Outcome]:

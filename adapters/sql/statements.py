@@ -1,5 +1,7 @@
 """The transitions of `postroom.adapters.machine`, each as one conditional UPDATE, built once.
 
+A job has a token if and only if it is running (a CHECK says so), so the token alone is the condition. To name the status as well would offer
+the planner a partial index to scan, where its statistics are always wrong: what is pending or running changes all the time.
 MySQL evaluates the assignments of an UPDATE from left to right and sees the new values: so `attempts`, which others read, comes last.
 """
 
@@ -19,7 +21,7 @@ from .types import constant, now
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
-__all__ = ["ABANDON", "BY_ARRAY", "BY_LIST", "LAPSED", "OLD", "PUT_BACK", "RECLAIM", "TAKE", "Statements"]
+__all__ = ["ABANDON", "BY_ARRAY", "BY_LIST", "LAPSED", "OLD", "PUT_BACK", "RECLAIM", "TAKE", "UNHELD", "Statements"]
 
 _Assignments = list[tuple[Any, Any]]
 
@@ -32,6 +34,7 @@ _receipt = bindparam("receipt", type_=String(32))
 
 _EXHAUSTED = jobs.c.attempts + 1 >= jobs.c.max_attempts
 _HAS_LAPSED = (jobs.c.status == RUNNING) & (jobs.c.lease_until < now())
+UNHELD = jobs.c.token.is_(None)
 _FREE: _Assignments = [(jobs.c[name], null()) for name in ("taken_at", "lease_until", "token", "worker", "in_flight")]
 _CHARGE = (jobs.c.attempts, jobs.c.attempts + 1)
 
@@ -47,7 +50,8 @@ def _failed(reason: ColumnElement[str]) -> _Assignments:
 def _charged(reason: ColumnElement[str], available_at: ColumnElement[float]) -> _Assignments:
     """Pending again while attempts are left, else failed."""
     status, finished_at = case((_EXHAUSTED, FAILED), else_=PENDING), case((_EXHAUSTED, now()))
-    return [*_FREE, (jobs.c.status, status), (jobs.c.finished_at, finished_at), (jobs.c.available_at, available_at), (jobs.c.last_error, reason), _CHARGE]
+    assigned = {"status": status, "finished_at": finished_at, "available_at": available_at, "last_error": reason}
+    return [*_FREE, *((jobs.c[name], value) for name, value in assigned.items()), _CHARGE]
 
 
 TAKE = update(jobs).values(status=RUNNING, taken_at=now(), lease_until=now() + _lease, token=_receipt, worker=_holder, in_flight=jobs.c.line)
@@ -88,7 +92,7 @@ class Statements:
 
 
 def _statements(these: ColumnElement[bool]) -> Statements:
-    held = these & (jobs.c.status == RUNNING) & (jobs.c.token == _receipt)
+    held = these & (jobs.c.token == _receipt)
     settle = update(jobs).where(held)
     return Statements(
         these=these,
@@ -99,7 +103,7 @@ def _statements(these: ColumnElement[bool]) -> Statements:
         defer=settle.ordered_values(*_pending(now() + _delay)),
         dead_letter=settle.ordered_values(*_failed(_reason)),
         extend=settle.values(lease_until=now() + _lease),
-        take=TAKE.where(these, jobs.c.status == PENDING),
+        take=TAKE.where(these, UNHELD),
         remove=delete(jobs).where(these, jobs.c.status.in_((DONE, FAILED))),
     )
 

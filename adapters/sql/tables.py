@@ -67,7 +67,7 @@ _index("due", "queue", "status", "available_at", "seq", where=jobs.c.status == P
 _index("leases", "status", "lease_until", where=jobs.c.status == RUNNING)
 _index("done", "status", "finished_at", where=jobs.c.status == DONE)
 _index("dead", "queue", "status", "finished_at", "seq", where=jobs.c.status == FAILED)
-_index("line", "queue", "line", "status", "due_at", "seq", where=jobs.c.line.is_not(None) & (jobs.c.status != DONE))
+_index("line", "queue", "line", "status", "due_at", "seq", where=jobs.c.line.is_not(None))
 Index(
     "postroom_jobs_in_flight",
     jobs.c.queue,

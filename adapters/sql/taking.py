@@ -8,42 +8,49 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Connection, Row, any_, func
 
-from .due import oldest_due
-from .statements import BY_LIST, TAKE
-from .tables import PENDING, jobs
+from .content import CONTENT
+from .due import next_in_line, oldest
+from .statements import BY_LIST, TAKE, UNHELD
+from .tables import jobs
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select
 
-__all__ = ["Take", "take_by_array", "take_by_list", "take_locked"]
+__all__ = ["Take", "Takes", "take_by_array", "take_by_list", "take_locked"]
 
 Take: TypeAlias = Callable[[Connection, Mapping[str, Any]], Sequence[Row[Any]]]
 """Take up to `most` jobs of `carrier` for `holder`, under `receipt` for `lease` seconds; return them oldest first."""
+Takes: TypeAlias = tuple[Take, Take]
+"""For a queue, and for one that is ordered."""
 
-_CONTENT = ("seq", "id", "body", "headers", "ordering_key", "attempts", "max_attempts", "available_at")
+_COLUMNS = (*CONTENT, "available_at")
 _place = attrgetter("available_at", "seq")
 
 
-def _take_by_update(these: Callable[[Select[Any]], ColumnElement[bool]], *, in_order: bool) -> Take:
-    chosen = these(oldest_due("seq", in_order=in_order))
-    statement = TAKE.where(chosen, jobs.c.status == PENDING).returning(*(jobs.c[name] for name in _CONTENT))
-    return lambda connection, request: sorted(connection.execute(statement, request).all(), key=_place)
+def _update_returning(these: Callable[[Select[Any]], ColumnElement[bool]]) -> Takes:
+    def take(due: Select[Any]) -> Take:
+        statement = TAKE.where(these(due), UNHELD).returning(*(jobs.c[name] for name in _COLUMNS))
+        return lambda connection, request: sorted(connection.execute(statement, request).all(), key=_place)
+
+    return take(oldest("seq")), _first_that_finds(*map(take, next_in_line("seq")))
 
 
-def take_by_list(*, in_order: bool) -> Take:
+def take_by_list() -> Takes:
     """SQLite: one statement, under the one write lock there is."""
-    return _take_by_update(jobs.c.seq.in_, in_order=in_order)
+    return _update_returning(jobs.c.seq.in_)
 
 
-def take_by_array(*, in_order: bool) -> Take:
-    """PostgreSQL: one statement. The array is made once, before; a join or an IN might be planned to run its LIMIT more than once, or to scan it all."""
-    return _take_by_update(lambda due: jobs.c.seq == any_(func.array(due.scalar_subquery())), in_order=in_order)
+def take_by_array() -> Takes:
+    """PostgreSQL: one statement. The array is made once, beforehand: an IN or a join might run the LIMIT again and again, or scan all."""
+    return _update_returning(lambda due: jobs.c.seq == any_(func.array(due.scalar_subquery())))
 
 
-def take_locked(*, in_order: bool) -> Take:
+def take_locked() -> Takes:
     """MySQL, MariaDB: two statements, of which the first has locked what the second claims."""
-    due = oldest_due(*_CONTENT, in_order=in_order)
+    return _lock_and_take(oldest(*_COLUMNS)), _first_that_finds(*map(_lock_and_take, next_in_line(*_COLUMNS)))
 
+
+def _lock_and_take(due: Select[Any]) -> Take:
     def take(connection: Connection, request: Mapping[str, Any]) -> Sequence[Row[Any]]:
         rows = connection.execute(due, request).all()
         if rows:
@@ -51,3 +58,7 @@ def take_locked(*, in_order: bool) -> Take:
         return rows
 
     return take
+
+
+def _first_that_finds(near: Take, anywhere: Take) -> Take:
+    return lambda connection, request: near(connection, request) or anywhere(connection, request)

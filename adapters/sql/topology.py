@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, insert, or_, select
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Carrier", "Routes", "carrier_names", "declare", "required", "routes"]
 
-_names = bindparam("names", expanding=True)
+_names: Any = bindparam("names", expanding=True)
 _DECLARED = select(queues).where(queues.c.name.in_(_names))
-_ROUTES = select(queues.c.name, queues.c.topic, queues.c.ordered, now().label("clock")).where(or_(queues.c.name.in_(_names), queues.c.topic.in_(_names)))
+_LEADS_TO = or_(queues.c.name.in_(_names), queues.c.topic.in_(_names))
+_ROUTES = select(queues.c.name, queues.c.topic, queues.c.ordered, now().label("clock")).where(_LEADS_TO)
 _ALL = select(queues.c.name).order_by(queues.c.name)
 _INSERT = insert(queues)
 
@@ -50,7 +51,7 @@ class Routes:
 
 def declared(connection: Connection, names: Collection[str]) -> dict[str, Carrier]:
     """Return those of these carriers that are declared."""
-    return {row.name: Carrier(**row._mapping) for row in connection.execute(_DECLARED, {"names": [*names]})}
+    return {row["name"]: Carrier(**row) for row in connection.execute(_DECLARED, {"names": [*names]}).mappings()}
 
 
 def required(connection: Connection, names: Collection[str]) -> dict[str, Carrier]:

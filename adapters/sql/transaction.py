@@ -27,7 +27,7 @@ PATIENCE = 30.0
 """Nothing is tried again after this many seconds."""
 
 # Numbers are MySQL's and MariaDB's, five characters are SQLSTATEs of PostgreSQL.
-_DEADLOCKS = {1205, 1213, 3572, "40001", "40P01"}
+_DEADLOCKS = {1020, 1205, 1213, 3572, "40001", "40P01"}  # 1020: MariaDB's snapshot isolation met a row that has just been changed
 _DENIED = {1044, 1045, 1142, 1227, 1698, "28000", "28P01", "42501"}
 _MISSING = {1054, 1146, "42P01", "42703", "3F000"}
 _READ_ONLY = {1290, 1792, 1836, "25006"}  # the server that we reached is a standby now
@@ -70,11 +70,11 @@ def translated(engine: Engine) -> Iterator[None]:
 
 
 def _code(error: DBAPIError) -> int | str | None:
-    """The server's own code: an SQLSTATE from PostgreSQL, a number from MySQL, nothing from SQLite."""
+    """The server's own code: a number from MySQL, whose SQLSTATEs (PyMySQL has both) say less; an SQLSTATE from PostgreSQL; nothing from SQLite."""
     original = error.orig
-    state: str | None = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     first = original.args[0] if original is not None and original.args else None
-    return state or (first if isinstance(first, int) else None)
+    state: str | None = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    return first if isinstance(first, int) else state
 
 
 def _is_deadlock(error: DBAPIError) -> bool:
@@ -95,7 +95,7 @@ def _translate(error: DBAPIError | PoolTimeout, engine: Engine) -> Exception:
 
 
 def _in_one_line(error: DBAPIError) -> str:
-    """What the driver said, without its hints and without secrets: psycopg tells each address it tried in a line of its own, MySQL a code and a text."""
+    """What the driver said, without hints and secrets: psycopg gives a line to each address it tried, MySQL's give a code and a text."""
     original = error.orig
     arguments = original.args if original is not None else ()
     text = str(arguments[1]) if len(arguments) > 1 and isinstance(arguments[0], int) else str(original)
@@ -106,4 +106,6 @@ def _in_one_line(error: DBAPIError) -> str:
 
 def _is_unavailable(error: DBAPIError) -> bool:
     """No answer, or one that says nothing about the statement. A plain DatabaseError is SQLite's for a file that is none of its own."""
-    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError) or type(error) is DatabaseError or _code(error) in _READ_ONLY
+    if error.connection_invalidated or _code(error) in _READ_ONLY:
+        return True
+    return isinstance(error, OperationalError | InterfaceError) or type(error) is DatabaseError

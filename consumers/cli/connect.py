@@ -21,9 +21,9 @@ __all__ = ["broker", "database"]
 
 
 @contextmanager
-def database(settings: Settings) -> Iterator[Engine]:
+def database(settings: Settings, *, connections: int = 5) -> Iterator[Engine]:
     """The database of outbox and ledger. Raises what `open_engine` raises; nothing is connected before it is used."""
-    engine = open_engine(settings.database_url)
+    engine = open_engine(settings.database_url, pool_size=connections)
     try:
         yield engine
     finally:

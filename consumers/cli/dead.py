@@ -17,7 +17,7 @@ from .connect import broker, database
 from .exits import NO
 from .letters import GROUP_COLUMNS, LETTER_COLUMNS, group_json, group_row, letter_json, letter_row, letter_text
 from .load import load_jobs
-from .options import DURATION, Settings, as_json, connections
+from .options import Settings, as_json, connections, duration
 from .output import echo_json, progress, table
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _open(settings: Settings, choice: Choice) -> Iterator[Chosen]:
         engine = opened.enter_context(database(settings))
         adapter = opened.enter_context(broker(settings))
         carriers = choice.queues or (load_jobs(choice.application).carriers() if choice.application else adapter.carriers())
-        found = places(engine, adapter, tuple(carriers), parked_of=choice.queues)
+        found = places(engine, adapter, tuple(carriers), parked_for=choice.queues)
         yield Chosen(
             engine=engine,
             adapter=adapter,
@@ -165,7 +165,7 @@ until it is done; so a worker must be running. If it fails again, the others sta
 @_choosing
 @click.option("--all", "everything", is_flag=True, help="All dead letters of all queues.")
 @click.option("--canary/--no-canary", default=True, help="Of several, whether one goes first and is watched.  [default: canary]")
-@click.option("--canary-timeout", type=DURATION, default="30s", show_default=True, metavar="DURATION", help="How long the first one is watched.")
+@click.option("--canary-timeout", type=duration, default="30s", show_default=True, metavar="DURATION", help="How long the first one is watched.")
 @as_json
 def replay(settings: Settings, choice: Choice, *, everything: bool, canary: bool, canary_timeout: float, json: bool) -> int | None:
     """Send dead letters on their way again, each with all its attempts before it."""

@@ -16,7 +16,7 @@ from postroom.outbox.rows import insert_rows
 
 from .connect import database
 from .load import load_jobs
-from .options import DURATION, Settings, connections
+from .options import Settings, connections, duration
 from .output import echo_json
 
 __all__ = ["command"]
@@ -38,7 +38,7 @@ A service enqueues in its own transaction, with `Outbox.enqueue`; this command i
 @click.option("--key", metavar="KEY", help="What the job is about: one job of its type is done for each key.  [default: the job's id]")
 @click.option("--payload", default="null", metavar="JSON", help="The payload; - reads it from standard input.")
 @click.option("--queue", metavar="QUEUE", help=f"Where it goes.  [default: the queue of its handler in --app, else {DEFAULT_QUEUE!r}]")
-@click.option("--delay", type=DURATION, default="0s", metavar="DURATION", help="Not before so long from now: 10s, 5m, 2h.")
+@click.option("--delay", type=duration, default="0s", metavar="DURATION", help="Not before so long from now: 10s, 5m, 2h.")
 @click.option("--priority", metavar="PRIORITY", help="Which of the priorities that the queue is declared with.")
 @click.option("--app", "application", metavar="MODULE:JOBS", help="Take the queue's declaration from here: needed where it is ordered or a topic.")
 @connections

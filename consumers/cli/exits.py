@@ -32,6 +32,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 
 def exit_code(run: Callable[[], object]) -> int:
     """Call `run`; tell on stderr what went wrong, in one line, and return the exit code of it. A bug keeps its traceback."""
+    output = sys.stdout  # click puts another in its place, and exits, when the reader of a pipe goes away (`| head`)
     try:
         code = run()
     except click.ClickException as error:
@@ -42,12 +43,14 @@ def exit_code(run: Callable[[], object]) -> int:
         return next(code for kind, code in _CODES if isinstance(error, kind))
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    except SystemExit:
+        if sys.stdout is output:
+            raise
         _forget_stdout()
         return DONE
     return code if isinstance(code, int) else DONE
 
 
 def _forget_stdout() -> None:
-    """Keep Python from complaining once more, when it flushes at exit, that the reader of the pipe went away (`| head`)."""
+    """Keep Python from complaining once more, when it flushes at exit, that nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

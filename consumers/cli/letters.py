@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUP_COLUMNS", "LETTER_COLUMNS", "group_json", "group_row", "letter_json", "letter_row", "letter_text"]
 
-LETTER_COLUMNS = ("DIED", "WHERE", "TYPE", "KEY", "ATTEMPTS", "ERROR", "ID")
+LETTER_COLUMNS = ("SINCE", "WHERE", "TYPE", "KEY", "ATTEMPTS", "ERROR", "ID")
 GROUP_COLUMNS = ("COUNT", "ERROR", "TYPES", "FIRST", "LAST", "FOR EXAMPLE")
 
 

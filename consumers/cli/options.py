@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEFAULT_URL", "DURATION", "Duration", "Settings", "as_json", "connections"]
+__all__ = ["DEFAULT_URL", "Settings", "as_json", "connections", "duration"]
 
 DEFAULT_URL = "sqlite:///postroom.db"
-
-Command = TypeVar("Command", bound="Callable[..., Any]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ def _override(context: click.Context, parameter: click.Parameter, value: str | N
         context.obj = replace(context.find_object(Settings) or Settings(), **{parameter.name: value})
 
 
-def connections(command: Command) -> Command:
+def connections(command: Callable[..., Any]) -> Callable[..., Any]:
     """Let --database and --broker stand behind the subcommand too; it receives one `settings`."""
     for name, hint in (("broker", "Where the queues are."), ("database", "Where outbox and ledger are.")):
         command = click.option(f"--{name}", metavar="URL", expose_value=False, callback=_override, help=hint)(command)
@@ -52,21 +50,13 @@ def connections(command: Command) -> Command:
 as_json: Final = click.option("--json", "json", is_flag=True, help="Answer in JSON.")
 
 
-class Duration(click.ParamType):
-    """A length of time with its unit: 500ms, 10s, 5m, 2h, 1d, 1h30m; becomes seconds."""
-
-    name = "duration"
-    _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Add up the parts; refuse what is not made of parts, a number without unit included."""
-        if isinstance(value, (int, float)):
-            return float(value)
-        parts = self._PART.findall(value)
-        if not parts or "".join(number + unit for number, unit in parts) != value:
-            self.fail(f"{value!r} is no duration; write it like 500ms, 10s, 5m, 2h or 1h30m", param, ctx)
-        return sum(float(number) * self._UNITS[unit] for number, unit in parts)
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
-DURATION = Duration()
+def duration(text: str) -> float:
+    """Return seconds for a length of time with its unit: 500ms, 10s, 5m, 2h, 1d, 1h30m. A click type."""
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise click.BadParameter(f"{text!r} is no duration; write it like 500ms, 10s, 5m, 2h or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["ago", "clock", "echo_json", "moment", "progress", "table"]
+    from rich.progress import Progress
+
+__all__ = ["ago", "clock", "countdown", "echo_json", "moment", "progress", "table"]
 
 _COLOURS = {"done": "green", "sent": "green", "failed": "red", "parked": "red", "running": "yellow", "abandoned": "yellow", "pending": "cyan"}
 _STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
@@ -64,6 +67,35 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[[int], N
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda more: bar.advance(task, more)
+
+
+@contextmanager
+def countdown(label: str, left: Callable[[], int]) -> Iterator[None]:
+    """While the block runs, show on a terminal how many are `left`, asked twice a second from a thread of its own; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
+
+    ended = threading.Event()
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True) as bar:
+        watcher = threading.Thread(target=_count_down, args=(bar, label, left, ended), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+
+def _count_down(bar: Progress, label: str, left: Callable[[], int], ended: threading.Event) -> None:
+    most, task = 0, bar.add_task(label, total=None)
+    while not ended.wait(0.5):
+        with suppress(Exception):  # a bar that can't be drawn now must not end what it shows
+            now = left()
+            most = max(most, now)
+            bar.update(task, total=most, completed=most - now)
 
 
 def moment(when: float | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The subcommand `postroom status`: where is order 4711's email?"""
+"""The subcommand `postroom status`: where order 4711's email is."""
 
 from __future__ import annotations
 

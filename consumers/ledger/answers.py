@@ -170,7 +170,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Not stored: the attempt was not the holder any more. Its outgoing jobs are dropped; whoever holds the key now decides. Leave the delivery alone."""
+    """Not stored: the attempt was not the holder any more, and whoever is decides. Its outgoing jobs are dropped; leave its delivery alone."""
 
 
 Result = Finished | Dead | Lost

@@ -71,7 +71,7 @@ class Holder:
 
 
 def started(entry: Entry, claim: Claim, holder: Holder, now: float) -> Entry:
-    """pending -> running, on behalf of the claim's job, under a fresh fence and lease."""
+    """pending -> running, on behalf of the claim's job, under a fresh fence and lease. Copy and replays are those of the message that is alive now."""
     return replace(
         _freed(entry),
         status="running",
@@ -126,4 +126,4 @@ def replayed(entry: Entry, replays: int) -> Entry:
 
 
 def _freed(entry: Entry) -> Entry:
-    return replace(entry, taken_at=None, lease_until=None, retry_at=None, finished_at=None)
+    return replace(entry, taken_at=None, lease_until=None, worker=None, retry_at=None, finished_at=None)

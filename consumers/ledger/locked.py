@@ -28,8 +28,8 @@ class Locked:
         self.now = 0.0
         self._before: dict[int, Entry] = {}
         for row in rows:
-            *values, self.now = row
-            entry = Entry(**dict(zip(COLUMNS, values, strict=True)))
+            entry = Entry(**dict(zip(COLUMNS, row[:-1], strict=True)))
+            self.now = row[-1]
             self._before[entry.id] = entry
         self._after: dict[int, Entry] = {}
         self._ids: dict[Address, int] = {(entry.key, entry.type, entry.group_name): entry.id for entry in self._before.values()}

@@ -51,21 +51,20 @@ class _Recordset(FunctionElement[Any]):
 @compiles(_Recordset, "postgresql")
 def _postgresql(element: _Recordset, compiler: SQLCompiler, **how: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
     columns = ", ".join(f"{name} {kind}" + (' COLLATE "C"' if kind == "TEXT" else "") for name, kind in _columns(element, compiler))
-    return f"(SELECT * FROM json_to_recordset(CAST({_rows(element, compiler, how)} AS json)) AS _ ({columns}))"
+    return f"(SELECT * FROM json_to_recordset(CAST({_rows(element, compiler, how)} AS json)) AS _ ({columns}))"  # noqa: S608 - our own names
 
 
 @compiles(_Recordset, "sqlite")
 def _sqlite(element: _Recordset, compiler: SQLCompiler, **how: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
     columns = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name, _ in _columns(element, compiler))
-    return f"(SELECT {columns} FROM json_each({_rows(element, compiler, how)}))"
+    return f"(SELECT {columns} FROM json_each({_rows(element, compiler, how)}))"  # noqa: S608 - our own names
 
 
 @compiles(_Recordset, "mysql", "mariadb")
 def _mysql(element: _Recordset, compiler: SQLCompiler, **how: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
-    columns = ", ".join(
-        f"{name} {kind}{' CHARACTER SET utf8mb4' if kind == 'TEXT' else ''} PATH '$.{name.strip('`')}'" for name, kind in _columns(element, compiler)
-    )
-    return f"(SELECT * FROM JSON_TABLE({_rows(element, compiler, how)}, '$[*]' COLUMNS ({columns})) AS _)"
+    paths = [(f"{name} {kind}" + (" CHARACTER SET utf8mb4" if kind == "TEXT" else ""), name.strip("`")) for name, kind in _columns(element, compiler)]
+    columns = ", ".join(f"{column} PATH '$.{name}'" for column, name in paths)
+    return f"(SELECT * FROM JSON_TABLE({_rows(element, compiler, how)}, '$[*]' COLUMNS ({columns})) AS _)"  # noqa: S608 - our own names
 
 
 def _rows(element: _Recordset, compiler: SQLCompiler, how: dict[str, Any]) -> str:

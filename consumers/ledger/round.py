@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .entry import Entry, Holder
     from .locked import Address
 
-__all__ = ["Round"]
+__all__ = ["HELD_NOW", "Round", "copy_of"]
 
 _ADDRESS = tuple(column.name for column in ADDRESS)
 
@@ -77,7 +77,7 @@ class Round:
         if not finishes or not self._returns:
             return set()
         given = document({"id": finish.started.id, "fence": finish.started.fence} for finish in finishes)
-        stored = {(row_id, fence) for row_id, fence in self._connection.execute(FINISH_MANY, {"rows": given})}
+        stored = {(row_id, fence) for row_id, fence in self._connection.execute(FINISH_MANY, {"rows": given}).all()}
         self._outgoing += [dict(row) for finish in finishes if finish.outgoing and _attempt_of(finish) in stored for row in finish.outgoing]
         return stored
 
@@ -102,7 +102,7 @@ class Round:
         if isinstance(finish, Done):
             return [dict(row) for row in finish.outgoing]
         if isinstance(finish, Failed) and after.status == "pending" and not self._native_delay:
-            return [_copy_of(finish.claim, copy=after.copy, delay=finish.delay)]
+            return [copy_of(finish.claim, copy=after.copy, delay=finish.delay)]
         return []
 
     def _begin_new(self, claims: Mapping[int, Claim]) -> dict[int, Answer]:
@@ -120,7 +120,7 @@ class Round:
         insert = INSERT_ABSENT[self._connection.dialect.name]
         inserted = self._connection.execute(insert, given | {"lease": self._holder.lease, "worker": self._holder.worker})
         rows = inserted if self._returns else self._connection.execute(INSERTED, given)
-        return {(key, type_, group): row_id for row_id, key, type_, group in rows}
+        return {(key, type_, group): row_id for row_id, key, type_, group in rows.all()}
 
     def _fresh(self, row_id: int, claim: Claim) -> Started:
         return Started(id=row_id, fence=self._holder.fence, attempt=1, max_attempts=claim.max_attempts)
@@ -160,7 +160,7 @@ class Round:
         """Put the copies that must come back later into the outbox, so that their deliveries may be acked."""
         for claim, answer in zip(claims, answers, strict=True):
             if isinstance(answer, RunningElsewhere | Waiting):
-                self._outgoing.append(_copy_of(claim, copy=claim.envelope.copy, delay=answer.retry_in))
+                self._outgoing.append(copy_of(claim, copy=claim.envelope.copy, delay=answer.retry_in))
 
 
 def _attempt_of(finish: Finish) -> tuple[int, int]:
@@ -187,7 +187,7 @@ def _new_row(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _copy_of(claim: Claim, *, copy: int, delay: float) -> NewRow:
-    """The message of a claim once more, to the carrier it came from: to one group of a topic, not to all."""
+def copy_of(claim: Claim, *, copy: int, delay: float) -> NewRow:
+    """Return the outbox row of the message of a claim once more, to the carrier it came from: to one group of a topic, not to all."""
     envelope = replace(claim.envelope, queue=claim.queue, copy=copy)
     return build_row(envelope, claim.message.body, ordered=claim.ordered, delay=delay, holds=claim.ordered)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Double, and_, bindparam, delete, literal, null, select, true, update
+from sqlalchemy import Double, Text, and_, bindparam, delete, literal, null, select, true, type_coerce, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from postroom.adapters.sql.types import now
@@ -25,11 +25,12 @@ __all__ = [
     "FINISH",
     "FINISH_MANY",
     "HELD",
-    "INSERT_ABSENT",
     "INSERTED",
+    "INSERT_ABSENT",
     "LOCK_BY_ADDRESS",
     "LOCK_BY_ID",
     "LOCK_BY_WORKER",
+    "LOCK_HELD",
     "OLD",
     "PURGE",
     "PUT",
@@ -67,9 +68,11 @@ _begun: dict[str, ColumnElement[Any]] = {
 _all_begun = select(*_claimed.c, *_begun.values()).where(true())  # SQLite needs a WHERE between SELECT and ON CONFLICT
 _into = [*_CLAIMED, *_begun]
 
+_found = (ledger.c.id, *(type_coerce(column, Text).label(column.name) for column in ADDRESS))  # plain text, as these databases have it
+
 INSERT_ABSENT = {
-    "postgresql": postgresql.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(ledger.c.id, *ADDRESS),
-    "sqlite": sqlite.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(ledger.c.id, *ADDRESS),
+    "postgresql": postgresql.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(*_found),
+    "sqlite": sqlite.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(*_found),
     "mysql": mysql.insert(ledger).from_select(_into, _all_begun).on_duplicate_key_update(id=ledger.c.id),
     "mariadb": mysql.insert(ledger).from_select(_into, _all_begun).on_duplicate_key_update(id=ledger.c.id),
 }
@@ -78,7 +81,7 @@ INSERT_ABSENT = {
 
 def _of(given: TableValuedAlias, *columns: ColumnElement[Any]) -> Select[Any]:
     """Rows of the ledger, found from the given ones by an index: so that MySQL too locks those rows and no others."""
-    same = and_(*(ledger.c[name] == given.c[name] for name in given.c.keys()))
+    same = and_(*(ledger.c[name] == given.c[name] for name in given.c.keys()))  # noqa: SIM118 - iterating gives columns
     found = select(*columns).select_from(given).join(ledger, same)
     return found.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
 
@@ -93,14 +96,11 @@ LOCK_BY_ADDRESS = READ_BY_ADDRESS.order_by(*ADDRESS).with_for_update(of=ledger, 
 LOCK_BY_ID = _of(_named, *_entry).order_by(ledger.c.id).with_for_update(of=ledger)
 LOCK_BY_WORKER = select(*_entry).where(_IS_RUNNING, ledger.c.worker == bindparam("worker")).order_by(ledger.c.id).with_for_update(of=ledger)
 
-_done = {"status": "done", "finished_at": now(), "taken_at": null(), "lease_until": null(), "retry_at": null()}
+_done = {"status": "done", "finished_at": now(), "taken_at": null(), "lease_until": null(), "worker": null(), "retry_at": null()}
 
 FINISH = update(ledger).where(ledger.c.id == bindparam("row_id"), ledger.c.fence == bindparam("row_fence"), _IS_RUNNING).values(_done)
 FINISH_MANY = (
-    update(ledger)
-    .where(ledger.c.id == _held.c.id, ledger.c.fence == _held.c.fence, _IS_RUNNING)
-    .values(_done)
-    .returning(ledger.c.id, ledger.c.fence)
+    update(ledger).where(ledger.c.id == _held.c.id, ledger.c.fence == _held.c.fence, _IS_RUNNING).values(_done).returning(ledger.c.id, ledger.c.fence)
 )
 
 PUT = (
@@ -117,17 +117,17 @@ PUT_EACH = (
 
 _MINE = and_(_IS_RUNNING, ledger.c.worker == bindparam("of_worker"), ledger.c.fence.not_in(bindparam("doubtful", expanding=True)))
 
-RENEW = update(ledger).where(_MINE).values(lease_until=now() + bindparam("lease", type_=Double))
 HELD = select(ledger.c.id, ledger.c.fence).where(_MINE)
+LOCK_HELD = select(ledger.c.id).where(_MINE).with_for_update(skip_locked=True)
+RENEW = update(ledger).where(ledger.c.id.in_(bindparam("ids", expanding=True))).values(lease_until=now() + bindparam("lease", type_=Double))
+"""Only of rows that LOCK_HELD has locked."""
 
 RETRY = (
     update(ledger)
     .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"))
-    .values(
-        status="pending", attempts=0, suspicions=0, copy=0, replays=ledger.c.replays + 1, retry_at=null(), finished_at=null(), lease_until=null()
-    )
+    .values(status="pending", attempts=0, suspicions=0, copy=0, replays=ledger.c.replays + 1, retry_at=null(), finished_at=null())
 )
 
 _ENDED_BEFORE = ledger.c.finished_at < now() - bindparam("older_than", type_=Double)
-OLD = select(ledger.c.id).where(_ENDED_BEFORE).order_by(ledger.c.finished_at).limit(bindparam("at_most"))
+OLD = select(ledger.c.id).where(_ENDED_BEFORE).order_by(ledger.c.finished_at).limit(bindparam("at_most")).with_for_update(skip_locked=True)
 PURGE = delete(ledger).where(ledger.c.id.in_(bindparam("ids", expanding=True)), _ENDED_BEFORE)

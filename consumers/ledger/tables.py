@@ -33,14 +33,14 @@ ledger = Table(
     Column("enqueued_at", Instant, nullable=False),
     Column("taken_at", Instant),
     Column("lease_until", Instant),
-    Column("worker", String(MAX_WORKER)),  # who holds it, or held it last
+    Column("worker", String(MAX_WORKER)),  # who holds it, while it is running
     Column("retry_at", Instant),
     Column("finished_at", Instant),
     Column("last_error", Text),
     UniqueConstraint("key", "type", "group_name", name="postroom_ledger_key"),  # the key first: `postroom status KEY` reads it
 )
 
-_RUNNING = ledger.c.status == "running"
-Index("postroom_ledger_held", ledger.c.status, ledger.c.worker, postgresql_where=_RUNNING, sqlite_where=_RUNNING)
+_HELD = ledger.c.worker.is_not(None)  # not by status: PostgreSQL would look for running rows in it that it finds sooner by their ids
+Index("postroom_ledger_held", ledger.c.worker, postgresql_where=_HELD, sqlite_where=_HELD)
 _ENDED = ledger.c.finished_at.is_not(None)
 Index("postroom_ledger_ended", ledger.c.finished_at, postgresql_where=_ENDED, sqlite_where=_ENDED)

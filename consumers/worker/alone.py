@@ -32,6 +32,11 @@ class Alone:
                 self._solo = None
             self._changed.notify_all()
 
+    @property
+    def claimed(self) -> bool:
+        """Whether a solo job runs, or waits for the others to leave."""
+        return self._solo is not None
+
     def wait(self) -> None:
         """Wait until no solo job runs or waits: before a lane begins jobs that it couldn't run."""
         with self._changed:

@@ -51,10 +51,8 @@ class Attempts:
         """Run the handler; blocks for as long as it takes."""
         try:
             return self._run_async(work) if work.handler.signature.is_async else self._run(work)
-        except LeaseLost:
-            return Done(started=work.attempt), Lost()
         except BaseException as error:  # noqa: BLE001 - also SystemExit and a cancelled task: a lane outlives its handlers
-            return failure(work, error, self._rng), None
+            return (Done(started=work.attempt), Lost()) if work.fenced else (failure(work, error, self._rng), None)
 
     def close(self) -> None:
         """Close the async connections and stop the event loop."""
@@ -92,10 +90,13 @@ class Attempts:
             if context.opened:
                 await context.opened.close()
 
-    def _commit(self, session: Session, done: Done) -> Finished:
-        """Effects, outgoing jobs and `done` in one transaction. Raises LeaseLost when the attempt is not the holder any more."""
+    def _commit(self, session: Session, done: Done) -> Result:
+        """Effects, outgoing jobs and `done` in one transaction, or none of them when the attempt is not the holder any more."""
         session.flush()
-        self._ledger.finish_within(session.connection(), done)
+        try:
+            self._ledger.finish_within(session.connection(), done)
+        except LeaseLost:
+            return Lost()
         commit(session)
         return Finished()
 

@@ -26,7 +26,8 @@ class Buffer:
         self._waiting: deque[Work] = deque()
         self._first: deque[Work] = deque()
         self._gates = Gates()
-        self._idle = 0
+        self.idle = 0
+        """How many lanes wait for something to do."""
         self._closed = False
 
     def put(self, works: Sequence[Work]) -> None:
@@ -49,9 +50,9 @@ class Buffer:
                     return works
                 if not wait:
                     break
-                self._idle += 1
+                self.idle += 1
                 self._changed.wait()
-                self._idle -= 1
+                self.idle -= 1
             return []
 
     def leave(self, work: Work) -> None:
@@ -74,7 +75,7 @@ class Buffer:
     def _pick(self) -> list[Work]:
         """As many as the handlers' measured times allow; not all while other lanes have nothing to do."""
         works: list[Work] = []
-        share = -(-(len(self._first) + len(self._waiting)) // (self._idle + 1))
+        share = -(-(len(self._first) + len(self._waiting)) // (self.idle + 1))
         seconds = 0.0
         while len(works) < share and (work := self._next()):
             seconds += self._pace.expect(work.handler)

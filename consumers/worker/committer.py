@@ -11,21 +11,22 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from postroom.adapters.errors import Unavailable
-from postroom.consumers.ledger.answers import Claim, Done, Lost
+from postroom.consumers.ledger.answers import Done, Lost
 from postroom.outbox.backoff import Backoff
 
 from .failure import failure
+from .work import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postroom.consumers.ledger import Ledger
-    from postroom.consumers.ledger.answers import Answer, Finish, Result
+    from postroom.consumers.ledger.answers import Answer, Claim, Finish, Result
 
     from .pipeline import Pipeline
     from .work import Work
 
-__all__ = ["Committer", "claim"]
+__all__ = ["Committer"]
 
 Ended: TypeAlias = "tuple[Work, Finish]"
 Stored: TypeAlias = "tuple[Sequence[tuple[Work, Finish, Result]], Sequence[Answer | None]]"
@@ -58,6 +59,11 @@ class Committer:
         self._finishes: deque[Ended] = deque()
         self._closing = threading.Event()
         self._gave_up = threading.Event()
+
+    @property
+    def waiting(self) -> int:
+        """About how many lanes wait for the next round."""
+        return self._inbox.qsize()
 
     def begin(self, works: Sequence[Work]) -> Sequence[Answer | None]:
         """Claim these, the first to be run at once and the others behind it; blocks until the ledger has answered.
@@ -106,7 +112,7 @@ class Committer:
         return [self._finishes.popleft() for _ in range(len(self._finishes))]
 
     def _round(self, finishes: list[Ended], requests: list[_Request]) -> None:
-        claims = [claim(work, ahead=place > 0) for request in requests for place, work in enumerate(request.works)]
+        claims = [claim_of(work, ahead=place > 0) for request in requests for place, work in enumerate(request.works)]
         outcomes, answers = self._persist(finishes, claims)
         left = iter(answers)
         for request in requests:
@@ -151,18 +157,3 @@ class Committer:
         if isinstance(finish, Done) and finish.outgoing:
             return self._isolate([(work, failure(work, error, self._rng))], [])
         return [(work, finish, Lost())], []
-
-
-def claim(work: Work, *, ahead: bool) -> Claim:
-    """Ask to run `work`."""
-    handler = work.handler
-    return Claim(
-        message=work.delivery.message,
-        envelope=work.envelope,
-        queue=work.delivery.queue,
-        group=handler.group,
-        digest=work.digest,
-        max_attempts=handler.max_attempts,
-        ahead=ahead,
-        ordered=handler.queue.ordered,
-    )

@@ -9,6 +9,8 @@ from postroom.consumers.ledger.answers import Failed
 from postroom.consumers.payload import Misfit
 from postroom.consumers.policy import Fail, Retry, readable
 
+from .work import claim_of
+
 if TYPE_CHECKING:
     import random
 
@@ -31,12 +33,4 @@ def failure(work: Work, error: BaseException, rng: random.Random) -> Failed:
 
 def failed(work: Work, error: str, *, delay: float = 0.0, final: bool = False) -> Failed:
     """Return the finish of an attempt that failed with this text."""
-    return Failed(
-        started=work.attempt,
-        error=error,
-        message=work.delivery.message,
-        envelope=work.envelope,
-        delay=delay,
-        final=final,
-        ordered=work.handler.queue.ordered,
-    )
+    return Failed(started=work.attempt, claim=claim_of(work), error=error, delay=delay, final=final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
     from .marks import Marks
     from .pace import Pace
     from .pipeline import Pipeline
-    from .watch import Deadlines
     from .work import Running, Work
 
-__all__ = ["Crew", "Desk", "Lane"]
+__all__ = ["Crew", "Desk", "Lane", "spare_lanes"]
 
-ROUND_LIMIT = 1.0
-"""When a round lasts longer (seconds), what waits in it behind the job that runs is handed back."""
+_log = logging.getLogger("postroom.worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,6 @@ class Desk:
     running: Running
     alone: Alone
     marks: Marks
-    deadlines: Deadlines
     halted: threading.Event
     clock: Callable[[], float] = time.monotonic
 
@@ -59,6 +57,7 @@ class Lane:
     def run(self) -> None:
         """Hold rounds until the buffer is closed, or this lane is retired. The thread of this lane."""
         while not self.retired and (works := self._take()):
+            self._desk.alone.wait()
             answers = self._desk.committer.begin(works)
             self.round_began = self._desk.clock()
             self.ready.extend(work for work, answer in zip(works, answers, strict=True) if self._desk.pipeline.answered(work, answer))
@@ -76,7 +75,6 @@ class Lane:
     def _take(self) -> list[Work]:
         """The works of the next round. The finishes of the last one ride along with it, or go by themselves when there is nothing to do."""
         desk = self._desk
-        desk.alone.wait()
         works = desk.buffer.take(wait=False)
         if not works:
             desk.committer.wake()
@@ -120,9 +118,8 @@ class Lane:
             return
         began = desk.clock()
         desk.marks.start(self.number, place, work.attempt.id, work.attempt.fence)
-        desk.running.add(work)
-        if work.handler.timeout is not None:
-            desk.deadlines.add(began + work.handler.timeout, work, self)
+        work.deadline = work.handler.timeout and began + work.handler.timeout
+        desk.running.add(work, self)
         finish, result = desk.attempts.run(work)
         if not desk.running.take(work):
             return  # somebody else has decided how it ended
@@ -135,15 +132,69 @@ class Lane:
 
 
 class Crew:
-    """The lanes of a process: as many that can work as were asked for, however many hang in handlers whose time is up."""
+    """The lanes of a process. One that hangs in a handler whose time is up is replaced, once for each lane there is."""
 
     def __init__(self, size: int, desk: Desk) -> None:
+        self._size = size
         self._desk = desk
-        self._lanes = [Lane(number, desk) for number in range(size)]
-        self._threads: list[threading.Thread] = []
-        self._replacing = threading.Lock()
+        self._changing = threading.Lock()
+        self._numbers = set(range(spare_lanes(size)))
+        self._lanes: set[Lane] = set()
+        self._threads: set[threading.Thread] = set()
+        self.stuck = threading.Event()
+        """Set when so many handlers hang that there is no lane left to replace another: only a new process helps."""
+
+    def start(self) -> None:
+        """Start as many lanes as were asked for."""
+        with self._changing:
+            for _ in range(self._size):
+                self._start_one()
 
     @property
     def lanes(self) -> list[Lane]:
-        """Those that work."""
+        """Those that are not retired."""
         return list(self._lanes)
+
+    def replace(self, lane: Lane) -> None:
+        """Another lane takes over: the handler in this one may never return. What it has begun and not run goes back."""
+        lane.retired = True
+        lane.hand_back()
+        self._desk.alone.leave(lane)
+        with self._changing:
+            self._lanes.discard(lane)
+            if self._numbers:
+                self._start_one()
+                return
+        _log.error("%d handlers hang though their time is up: this process can go on no longer", self._size)
+        self.stuck.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a lane that is not retired still works."""
+        return bool(self._lanes)
+
+    @property
+    def hanging(self) -> int:
+        """How many threads have not ended: after the stop, those that hang in handlers."""
+        return len(self._threads)
+
+    def _start_one(self) -> None:
+        lane = Lane(self._numbers.pop(), self._desk)
+        self._lanes.add(lane)
+        thread = threading.Thread(target=self._serve, args=(lane,), name=f"postroom-lane-{lane.number}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _serve(self, lane: Lane) -> None:
+        try:
+            lane.run()
+        finally:
+            with self._changing:
+                self._lanes.discard(lane)
+                self._numbers.add(lane.number)
+                self._threads.discard(threading.current_thread())
+
+
+def spare_lanes(size: int) -> int:
+    """How many lanes there may be at most, those that hang among them: so many the marks need room for."""
+    return 2 * size

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Mark", "Marks"]
+    from postroom.consumers.ledger import Mark
 
-Mark = Literal["running", "ended"]
+__all__ = ["Marks"]
 
 _FREE, _RUNNING, _ENDED = 0, 1, 2
 _HEADER = struct.Struct("<d8x")

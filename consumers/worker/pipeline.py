@@ -56,6 +56,10 @@ UNSURE = 1.0
 """How long (seconds) a delivery stays away about which the ledger gave no answer, or whose attempt was lost."""
 
 
+LOOK_AGAIN = 5.0
+"""How long (seconds) to leave alone, at most, a delivery whose key runs elsewhere: a lease that is renewed says nothing about when it will end."""
+
+
 class Pipeline:
     """What each step of a delivery's life leads to. Thread-safe."""
 
@@ -104,12 +108,14 @@ class Pipeline:
             case AlreadyDone() | RetryScheduled():
                 _log.info("%s: %s", work, "done before, acked" if isinstance(answer, AlreadyDone) else "a newer copy of it exists, acked")
                 self._ack([work], "duplicates")
-            case RunningElsewhere() | Waiting():
+            case RunningElsewhere():
+                self._defer(work, min(answer.retry_in, LOOK_AGAIN))
+            case Waiting():
                 self._defer(work, answer.retry_in)
             case Exhausted():
-                self._give_up(work, f"failed after {answer.attempts} attempts: {answer.last_error}")
+                self._give_up(work, _exhausted(answer))
             case Conflict():
-                self._give_up(work, f"conflict: the key {work.envelope.key!r} has a job with payload {answer.theirs}, and this one's is {answer.ours}")
+                self._give_up(work, f"conflict: key {work.envelope.key!r} belongs to a job with payload {answer.theirs}; this one has {answer.ours}")
             case None:
                 self.release([work], UNSURE)
         return False
@@ -137,11 +143,13 @@ class Pipeline:
                 _log.warning("%s: attempt %d is no longer ours, its outcome is dropped", work, finish.started.attempt)
                 self.release([work], UNSURE)
             case _, Dead():
-                self._give_up(work, f"failed after {result.attempts} attempts: {result.last_error}")
+                self._give_up(work, _exhausted(result))
             case Released(), _:
                 self.release([work])
             case Failed(), _:
                 self._failed(work, finish)
+            case Done(), _:
+                self._ack([work], "done")
 
     def _failed(self, work: Work, finish: Failed) -> None:
         """There will be another attempt: the backend's own, or the copy that the ledger has put into the outbox."""
@@ -161,7 +169,7 @@ class Pipeline:
         self._settler.release([work], delay)
         self._over([work])
 
-    def _ack(self, works: list[Work], counted: str) -> None:
+    def _ack(self, works: Sequence[Work], counted: str) -> None:
         self._count(counted, len(works))
         self._settler.ack(works)
         self._over(works)
@@ -181,3 +189,7 @@ class Pipeline:
     def _count(self, name: str, number: int = 1) -> None:
         with self._counting:
             self._counts[name] += number
+
+
+def _exhausted(end: Exhausted | Dead) -> str:
+    return f"given up after {end.attempts} attempt{'s' if end.attempts > 1 else ''}: {end.last_error}"

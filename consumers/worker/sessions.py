@@ -27,7 +27,7 @@ class AttemptSession(Session):
 @event.listens_for(AttemptSession, "before_commit")
 def _refuse(session: Session) -> None:
     if not (session.info.get(_MAY_COMMIT) or session.in_nested_transaction()):
-        raise IllegalTransition("context.session is committed by the worker, together with `done`: return from the handler, or use a session of your own")
+        raise IllegalTransition("the worker commits context.session, together with `done`, when the handler returns; or use a session of your own")
 
 
 def commit(session: Session) -> None:

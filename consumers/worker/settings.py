@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from postroom.adapters.errors import ConfigurationError
+from postroom.outbox.options import RelayOptions
 
 __all__ = ["BEATS", "WorkerSettings"]
 
@@ -21,8 +22,8 @@ class WorkerSettings:
     `concurrency`: handlers that run at once in one process. `lease`: how long after a crash of everything a job waits at most.
     `beat`: how often leases are renewed, by default a third of the shortest. `grace`: how long running handlers may go on after a stop was asked.
     `prefetch`: the most deliveries a process holds. `look_ahead`: the most jobs begun at once by one lane, as far as `round_budget` of measured
-    handler time allows. `queues`: only these; all when empty. `relay`: also publish the outbox of the worker's database.
-    `drain`: end when all is quiet. `retention`: how long the ledger remembers what is done.
+    handler time allows. `queues`: only these; all when empty. `relay`: also publish the outbox of the worker's database;
+    None: another process does. `drain`: end when all is quiet. `retention`: how long the ledger remembers what is done.
     """
 
     concurrency: int = 8
@@ -33,7 +34,7 @@ class WorkerSettings:
     look_ahead: int = 128
     round_budget: float = 0.05
     queues: tuple[str, ...] = ()
-    relay: bool = True
+    relay: RelayOptions | None = field(default_factory=RelayOptions)
     drain: bool = False
     retention: float = 7 * DAY
 

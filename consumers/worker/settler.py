@@ -61,7 +61,7 @@ class Settler:
         self._native_delay = native_delay
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - to spread retries
-        self._inbox: SimpleQueue[_Task | list[Receipt] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Task | Sequence[Receipt] | None] = SimpleQueue()
         self._acks: deque[Receipt] = deque()
         self._tasks: list[_Task] = []
         self._numbers = itertools.count()
@@ -69,7 +69,7 @@ class Settler:
         self.failing = False
         """Whether the backend could not take the newest settlement."""
 
-    def ack(self, receipts: list[Receipt]) -> None:
+    def ack(self, receipts: Sequence[Receipt]) -> None:
         """They are done with."""
         self._inbox.put(receipts)
 
@@ -119,13 +119,13 @@ class Settler:
         except Empty:
             return
 
-    def _accept(self, item: _Task | list[Receipt] | None) -> None:
+    def _accept(self, item: _Task | Sequence[Receipt] | None) -> None:
         if item is None:
             self._closing = True
-        elif isinstance(item, list):
-            self._acks.extend(item)
-        else:
+        elif isinstance(item, _Task):
             heapq.heappush(self._tasks, item)
+        else:
+            self._acks.extend(item)
 
     def _settle_acks(self) -> None:
         if self._acks:
@@ -156,5 +156,5 @@ class Settler:
         task.due = self._clock() + BACKOFF.delay(task.failures, self._rng)
         heapq.heappush(self._tasks, task)
         self.failing = True
-        expected = isinstance(error, Unavailable)
-        _log.warning("can't %s %d deliveries yet (failure %d): %s", task.what, len(task.receipts), task.failures, error, exc_info=None if expected else error)
+        unforeseen = None if isinstance(error, Unavailable) else error
+        _log.warning("can't %s %d deliveries yet (failure %d): %s", task.what, len(task.receipts), task.failures, error, exc_info=unforeseen)

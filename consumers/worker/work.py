@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from postroom.consumers.ledger.answers import Claim
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
     from postroom.outbox.envelope import Envelope
 
     from .gates import GateName
+    from .lanes import Lane
 
-__all__ = ["Receipt", "Refused", "Running", "Work"]
+__all__ = ["Receipt", "Refused", "Running", "Work", "claim_of"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,7 +40,7 @@ class Work(Receipt):
     """A job and its handler. One thread at a time changes it.
 
     `gates`: what it may not run beside. `alone`: it was answered Later, so it is begun in a round of its own. `started`: the attempt, once begun.
-    `fenced`: the attempt may change nothing any more. `cancel`: how to interrupt it, if it can be.
+    `deadline`: when its time is up, by the worker's clock. `fenced`: it may change nothing any more. `cancel`: how to interrupt it, if it can be.
     """
 
     envelope: Envelope
@@ -46,6 +49,7 @@ class Work(Receipt):
     gates: Sequence[GateName] = ()
     alone: bool = False
     started: Started | None = None
+    deadline: float | None = None
     fenced: bool = False
     cancel: Callable[[], object] | None = None
 
@@ -60,30 +64,43 @@ class Work(Receipt):
         return f"{self.envelope.type} {self.envelope.key}"
 
 
-class Running:
-    """The attempts whose handlers run now. Whoever takes one out decides how it ended: its lane, its deadline, its lost lease, or the stop.
+def claim_of(work: Work, *, ahead: bool = False) -> Claim:
+    """Ask the ledger to begin `work`; `ahead`: behind another job."""
+    handler = work.handler
+    return Claim(
+        message=work.delivery.message,
+        envelope=work.envelope,
+        queue=work.delivery.queue,
+        group=handler.group,
+        digest=work.digest,
+        max_attempts=handler.max_attempts,
+        ahead=ahead,
+        ordered=handler.queue.ordered,
+    )
 
-    A set of identities: adding and removing are atomic, so no lock is held.
+
+class Running:
+    """The attempts whose handlers run now, each with its lane.
+
+    Whoever takes one out decides how it ended: its lane, its deadline, its lost lease, or the stop.
+
+    A dict by identity: adding and removing are atomic, so no lock is held.
     """
 
     def __init__(self) -> None:
-        self._works: set[Work] = set()
+        self._works: dict[Work, Lane] = {}
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Work, lane: Lane) -> None:
         """The handler starts."""
-        self._works.add(work)
+        self._works[work] = lane
 
     def take(self, work: Work) -> bool:
         """Take it out; False when somebody else did: then its outcome is decided already."""
-        try:
-            self._works.remove(work)
-        except KeyError:
-            return False
-        return True
+        return self._works.pop(work, None) is not None
 
-    def snapshot(self) -> list[Work]:
+    def snapshot(self) -> list[tuple[Work, Lane]]:
         """Those that run at this moment."""
-        return list(self._works)
+        return list(self._works.items())
 
     def __len__(self) -> int:
         return len(self._works)

@@ -1,6 +1,6 @@
 """The relay on PostgreSQL beside a hand-written loop that claims, sends and marks; neither has a broker.
 
-    python tests/bench/relay.py postgresql://user:password@host/database [--rows 20000] [--waiting 1000000]
+Run it by itself: python tests/bench/relay.py postgresql://user:password@host/database [--rows 20000] [--waiting 1000000]
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import psycopg
 from pairs import Pair, measure
+from sqlalchemy import Engine, text
+
 from postroom.adapters.seam import Capabilities, Message, Outcome, Verdict
 from postroom.adapters.sql.engine import open_engine
 from postroom.adapters.sql.metadata import metadata
@@ -20,7 +22,6 @@ from postroom.outbox.options import RelayOptions
 from postroom.outbox.relay import Relay
 from postroom.outbox.rows import build_row
 from postroom.outbox.tables import lanes, outbox, relays
-from sqlalchemy import Engine, text
 
 BATCH = RelayOptions().batch
 
@@ -99,7 +100,8 @@ def show_waiting(engine: Engine, waiting: int) -> None:
         total += result.sent
         if total % 100_000 < result.sent:
             now = time.perf_counter()
-            print(f"{total:>10} sent, {100_000 / (now - began):>8,.0f} rows/s, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB", flush=True)
+            megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(f"{total:>10} sent, {100_000 / (now - began):>8,.0f} rows/s, {megabytes:.0f} MB", flush=True)
             began = now
 
     Relay(engine, NoBroker()).drain(progress=progress)

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from sqlalchemy import Engine, Row, select, text
+
 from postroom.adapters.sql.engine import open_engine
 from postroom.adapters.sql.metadata import metadata
 from postroom.outbox.envelope import Envelope
 from postroom.outbox.rows import NewRow, build_row, insert_rows
 from postroom.outbox.tables import lanes, outbox, relays
-from sqlalchemy import Engine, Row, select, text
 
 TABLES = [outbox, lanes, relays]
 

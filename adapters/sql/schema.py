@@ -1,0 +1,98 @@
+"""The tables of Postroom on a real database: made, required, printed.
+
+It knows the tables that have been imported: `postroom.consumers` imports them all.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, inspect, select, text
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from postroom.adapters.errors import ConfigurationError, SchemaDrift, Unavailable
+
+from .drift import differences
+from .engine import prepare, reading
+from .metadata import metadata
+from .transaction import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.schema import DDLElement
+
+__all__ = ["check", "create", "dump", "require"]
+
+LOCK_SECONDS = 60
+_LOCK = 0x706F7374726F6F6D  # "postroom", as PostgreSQL likes its locks named
+_DIALECTS = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect, "mysql": mysql.dialect, "mariadb": mysql.dialect}
+
+
+def create(engine: Engine) -> list[str]:
+    """Make what is missing of tables and indexes; return the names of what was made. It never changes or drops what is there.
+
+    May be repeated, and done by several processes at once: they take turns, for up to a minute each. Raises Unavailable or AccessDenied.
+    """
+    with translated(engine), prepare(engine).begin() as connection, _alone(connection):
+        before = _names(connection)
+        metadata.create_all(connection)
+        columns = {table.name: {column["name"] for column in inspect(connection).get_columns(table.name)} for table in metadata.sorted_tables}
+        for table in metadata.sorted_tables:
+            for index in table.indexes:
+                if {column.name for column in index.columns} <= columns[table.name]:
+                    index.create(connection, checkfirst=True)
+        return sorted(_names(connection) - before)
+
+
+def check(engine: Engine) -> list[str]:
+    """Compare with what is there; return one line for each difference, with the command that mends it. Nothing is changed."""
+    with translated(engine), reading(engine).begin() as connection:
+        return differences(connection, metadata.sorted_tables)
+
+
+def require(engine: Engine) -> None:
+    """Raise SchemaDrift, in one line, unless all is there as it should be."""
+    if drift := check(engine):
+        more = f" (and {len(drift) - 1} more)" if len(drift) > 1 else ""
+        where = engine.url.render_as_string(hide_password=True)
+        raise SchemaDrift(f"{where}: {drift[0]}{more}; `postroom schema create` makes what is missing, `postroom schema check` lists all")
+
+
+def dump(dialect: str) -> str:
+    """Return the DDL for `sqlite`, `postgresql`, `mysql` or `mariadb`, ready for its command line client."""
+    if dialect not in _DIALECTS:
+        raise ConfigurationError(f"no DDL for {dialect!r}: use one of {', '.join(_DIALECTS)}")
+    target = _DIALECTS[dialect]()
+    statements: list[DDLElement] = []
+    for table in metadata.sorted_tables:
+        statements += [CreateTable(table), *map(CreateIndex, sorted(table.indexes, key=lambda index: str(index.name)))]
+    return "\n".join(f"{str(statement.compile(dialect=target)).strip()};\n" for statement in statements)
+
+
+def _names(connection: Connection) -> set[str]:
+    """The tables and indexes of ours that are there."""
+    inspector = inspect(connection)
+    tables = {table.name for table in metadata.sorted_tables} & set(inspector.get_table_names())
+    return tables | {str(index["name"]) for table in tables for index in inspector.get_indexes(table)}
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Have no other process make tables meanwhile. SQLite's transaction is a lock in itself."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        yield
+    elif connection.dialect.name in {"mysql", "mariadb"}:
+        if connection.execute(select(func.get_lock("postroom_schema", LOCK_SECONDS))).scalar() != 1:
+            raise Unavailable(f"another process has been making tables for {LOCK_SECONDS} s")
+        try:
+            yield
+        finally:  # it is the connection's, which goes back to its pool
+            connection.execute(select(func.release_lock("postroom_schema")))
+    else:
+        yield

@@ -1,0 +1,114 @@
+"""The subcommand `postroom demo`: the story of order 4711."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.urls import redact
+from postroom.consumers.demo.story import APPLICATION, Story
+
+from .connect import broker, database
+from .options import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from postroom.consumers.status import JobStatus
+
+__all__ = ["command"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  postroom demo
+  postroom demo --database postgresql://user:password@localhost/shop
+
+By itself it uses a new SQLite file in a temporary folder, whatever the environment says. In a database that you name it makes Postroom's tables
+and two of its own, shop_orders and shop_sent_emails. It takes about ten seconds.
+"""
+)
+@click.option("--database", "database_url", metavar="URL", help="Where outbox, ledger and the shop's tables are.  [default: a temporary SQLite file]")
+@click.option("--broker", "broker_url", metavar="URL", help="Where the queues are.  [default: the database]")
+@click.pass_context
+def command(context: click.Context, database_url: str | None, broker_url: str | None) -> None:
+    """The story of order 4711: a worker is killed after the work and before the ack, and the customer gets one email."""
+    where = _settings(context, database_url, broker_url)
+    click.echo(f"Database: {redact(where.database_url)}\nBroker:   {redact(where.broker_url)}\n")
+    with database(where) as engine, broker(where) as adapter:
+        if not adapter.capabilities.shared:
+            raise ConfigurationError(f"{where.broker_url}: the story needs a broker that two processes can see")
+        narrator = _Narrator()
+        story = Story(database=where.database_url, broker=where.broker_url, engine=engine, adapter=adapter, tell=narrator.tell, show=narrator.show)
+        order = story.run()
+    click.echo(_next(where, order))
+
+
+def _settings(context: click.Context, database_url: str | None, broker_url: str | None) -> Settings:
+    """What was named on the command line, before or behind the subcommand. The environment may name a database in earnest: not for a story."""
+    parent = context.parent
+    said = {
+        name: parent.params[name]
+        for name in ("database", "broker")
+        if parent is not None and parent.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    named = database_url or said.get("database")
+    return Settings(database=named or f"sqlite:///{tempfile.mkdtemp(prefix='postroom-demo-')}/postroom.db", broker=broker_url or said.get("broker"))
+
+
+class _Narrator:
+    """Numbers the steps."""
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def tell(self, text: str) -> None:
+        """A step."""
+        self._step += 1
+        head, *rest = text.split("\n")
+        click.echo(click.style(f"{self._step}. {head}", bold=True))
+        for line in rest:
+            click.echo(click.style(f"   {line}", bold=True))
+
+    def show(self, status: JobStatus, facts: Mapping[str, int]) -> None:
+        """What is there, now."""
+        colour = {"done": "green", "pending": "cyan"}.get(status.status, "yellow")
+        told = ", ".join(f"{name}: {count}" for name, count in facts.items())
+        click.echo(f"   status {status.key}: {click.style(status.status, fg=colour)} ({status.place}), {status.attempts} failed attempts; {told}\n")
+
+
+def _next(where: Settings, order: int) -> str:
+    me, url = _me(), where.database_url
+    lines = [f"export POSTROOM_DATABASE={redact(url)}", f"export POSTROOM_BROKER={redact(where.broker_url)}"]
+    return "\n".join(
+        [
+            "Try next:",
+            "",
+            *(f"  {line}{'    # with your password' if '***' in line else ''}" for line in lines),
+            f"  {me} status order-{order}",
+            f"  {me} enqueue send-receipt --queue emails --key order-{order + 1} --payload '{{\"order_id\": {order + 1}}}'",
+            f'  {me} enqueue send-receipt --queue emails --key order-{order + 2} --payload \'{{"order_id": "oops"}}\'',
+            f"  {me} work {APPLICATION} --drain    # exit code 1: one of the two is given up",
+            f"  {me} status order-{order + 1}",
+            f"  {me} dead list",
+            f"  {me} dead discard order-{order + 2} --reason 'a typo'",
+            f"  {me} stats",
+        ]
+    )
+
+
+def _me() -> str:
+    """How this command is called from here: by its name where that is on the PATH, else by its path."""
+    script = Path(sys.argv[0])
+    found = shutil.which("postroom")
+    if found is not None and script.exists() and Path(found).samefile(script):
+        return "postroom"
+    return str(script) if script.name == "postroom" else f"{sys.executable} -m postroom.consumers.cli"

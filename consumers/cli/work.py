@@ -1,0 +1,114 @@
+"""The subcommand `postroom work`: an application's handlers, run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from postroom.adapters.urls import scheme_of
+from postroom.consumers.worker import Supervisor, Worker, WorkerSettings, run_in_foreground
+from postroom.outbox.options import RelayOptions
+
+from .connect import broker, database
+from .exits import NO
+from .load import load_jobs
+from .options import Settings, as_json, connections, duration
+from .output import countdown, echo_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from postroom.adapters.seam import Adapter
+    from postroom.consumers.jobs import Jobs
+    from postroom.consumers.worker import Report
+
+__all__ = ["command"]
+
+_DEFAULTS = WorkerSettings()
+Command = TypeVar("Command", bound="Callable[..., Any]")
+
+_LEVELS = ["debug", "info", "warning", "error"]
+
+
+def _number(name: str, hint: str, default: int) -> Callable[[Command], Command]:
+    return click.option(name, type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=hint)
+
+
+def _duration(name: str, hint: str, default: str) -> Callable[[Command], Command]:
+    return click.option(name, type=duration, default=default, show_default=True, metavar="DURATION", help=hint)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  postroom work shop:jobs                              the handlers of `jobs` in shop.py, in one process
+  postroom work shop:jobs --processes 4 --concurrency 16
+  postroom work shop:jobs --queues emails,invoices     only these
+  postroom work shop:jobs --drain                      end when all is quiet; exit code 1 if a job was given up meanwhile
+
+SIGTERM or Ctrl-C drains: no new jobs are taken, running handlers may end within --grace, what was not begun is handed back uncharged, and the
+exit code is 143 or 130. A second signal does not wait for the handlers. Killed outright, it loses no job: others take over when the lease ends.
+"""
+)
+@click.argument("application", metavar="MODULE:JOBS")
+@_number("--processes", "How many processes.", 1)
+@_number("--concurrency", "Handlers at once in each process.", _DEFAULTS.concurrency)
+@click.option("--queues", default="", metavar="A,B", help="Only these queues.  [default: all that have a handler]")
+@_duration("--lease", "How long a worker that vanished keeps its jobs.", "30s")
+@_duration("--grace", "How long running handlers may take to end once a stop was asked.", "30s")
+@_number("--prefetch", "Jobs held at once by each process.", _DEFAULTS.prefetch)
+@_duration("--retention", "How long the ledger remembers what is done.", "7d")
+@click.option("--relay/--no-relay", default=True, help="Also send what waits in the outbox of this database.  [default: relay]")
+@click.option("--drain", is_flag=True, help="End when there is nothing to do any more.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged on standard error.")
+@as_json
+@connections
+def command(settings: Settings, application: str, *, processes: int, log_level: str, relay: bool, json: bool, **options: Any) -> int:  # noqa: ANN401
+    """Run the handlers of an application."""
+    jobs = load_jobs(application)
+    options["queues"] = tuple(name.strip() for name in options["queues"].split(",") if name.strip())
+    wanted = WorkerSettings(relay=RelayOptions() if relay else None, **options)
+    level = logging.getLevelNamesMapping()[log_level.upper()]
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with _bar(settings, jobs, wanted):
+        if scheme_of(settings.broker_url) == "memory":
+            report = _here(settings, jobs, wanted)
+        else:
+            urls = {"database": settings.database_url, "broker": settings.broker_url}
+            report = Supervisor(application, jobs, **urls, processes=processes, settings=wanted, log_level=level).run()
+    return _told(report, wanted, json=json)
+
+
+def _here(settings: Settings, jobs: Jobs, wanted: WorkerSettings) -> Report:
+    """Queues in this process's memory are seen by no other process: the worker runs in this one."""
+    with database(settings, connections=wanted.concurrency + 4) as engine, broker(settings) as adapter:
+        return run_in_foreground(Worker(jobs, engine, adapter, wanted))
+
+
+def _told(report: Report, wanted: WorkerSettings, *, json: bool) -> int:
+    if json:
+        echo_json({"failed": report.failed, "signal": report.signal})
+    elif wanted.drain and not report.signal:
+        click.echo(f"all is quiet; given up meanwhile: {report.failed}" + ("; see `postroom dead list`" if report.failed else ""))
+    if report.signal:
+        return 128 + report.signal
+    return NO if wanted.drain and report.failed else 0
+
+
+@contextmanager
+def _bar(settings: Settings, jobs: Jobs, wanted: WorkerSettings) -> Iterator[None]:
+    """While a drain runs on a terminal, show how much is left on the broker."""
+    if not (wanted.drain and sys.stderr.isatty()) or scheme_of(settings.broker_url) == "memory":
+        yield
+        return
+    with broker(settings) as adapter, countdown("drain", lambda: _left(adapter, jobs.carriers(wanted.queues))):
+        yield
+
+
+def _left(adapter: Adapter, carriers: Iterable[str]) -> int:
+    depths = [adapter.depth(carrier) for carrier in carriers]
+    return sum(depth["pending"] + depth["running"] for depth in depths)

@@ -1,0 +1,119 @@
+"""The story of order 4711, step by step, with real processes: what happens is done first, and told from what is then there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from postroom.adapters.errors import PostroomError
+from postroom.adapters.sql.schema import create
+from postroom.consumers.status import status_of
+from postroom.outbox.relay import Relay
+
+from .app import LEASE, jobs
+from .doomed import ABOUT_TO_ACK
+from .shop import Base, Order, SentEmail, checkout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sqlalchemy import Engine
+
+    from postroom.adapters.seam import Adapter
+    from postroom.consumers.status import JobStatus
+
+__all__ = ["APPLICATION", "Story"]
+
+APPLICATION = "postroom.consumers.demo.app:jobs"
+FIRST_ORDER = 4711
+PATIENCE = 60.0
+"""How long (seconds) a worker may take before the story is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """Tells itself through `tell(heading)` and `show(statuses)`; `database` and `broker` are the URLs behind `engine` and `adapter`."""
+
+    database: str
+    broker: str
+    engine: Engine
+    adapter: Adapter
+    tell: Callable[[str], None]
+    show: Callable[[JobStatus, Mapping[str, int]], None]
+
+    def run(self) -> int:
+        """Tell it; return the number of the order. Takes about 10 s. Raises PostroomError when it does not end as it should."""
+        order = self._open_shop()
+        self._checkout(order)
+        self._relay(order)
+        self._crash(order)
+        self._recover(order)
+        if (sent := self._emails(order)) != 1:
+            raise PostroomError(f"order {order} has {sent} emails, and should have one: please report this")
+        self.tell(f"One order, one worker killed at the worst moment, and {sent} email.")
+        return order
+
+    def _open_shop(self) -> int:
+        create(self.engine)
+        Base.metadata.create_all(self.engine)
+        self.adapter.ensure(list(jobs.queues.values()))
+        with Session(self.engine) as session:
+            newest = session.scalar(select(func.max(Order.id)).where(Order.id >= FIRST_ORDER))
+        return FIRST_ORDER if newest is None else newest + 1
+
+    def _checkout(self, order: int) -> None:
+        with Session(self.engine) as session, session.begin():
+            checkout(session, order)
+        self.tell(f"The checkout commits order {order} and its job `send-receipt` in one transaction. Nothing has been sent yet.")
+        self._show(order)
+
+    def _relay(self, order: int) -> None:
+        Relay(self.engine, self.adapter).drain()
+        self.tell("The relay sends the job to the broker, and notes that only when the broker has confirmed it.")
+        self._show(order)
+
+    def _crash(self, order: int) -> None:
+        command = [sys.executable, "-m", "postroom.consumers.demo.doomed"]
+        with subprocess.Popen(command, env=self._environment(), stdout=subprocess.PIPE, text=True) as worker:  # noqa: S603 - our own module
+            line = worker.stdout.readline() if worker.stdout else ""
+            worker.kill()
+        if not line.startswith(ABOUT_TO_ACK):
+            raise PostroomError("the first worker did not do its work; what it said is above")
+        self.tell(
+            f"A worker (process {worker.pid}) sends the email: a row that is committed together with `done`. Then SIGKILL: it dies before it can\n"
+            "acknowledge the job, so to the broker the job still runs."
+        )
+        self._show(order)
+
+    def _recover(self, order: int) -> None:
+        began = time.monotonic()
+        command = [sys.executable, "-m", "postroom.consumers.cli", "work", APPLICATION, "--drain", "--processes", "1"]
+        worker = subprocess.run(command, env=self._environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)  # noqa: S603 - our own
+        if worker.returncode:
+            raise PostroomError(f"the second worker ended with exit code {worker.returncode}:\n{worker.stderr}")
+        wait = f"waits for the lease of {LEASE:g} s to end" if self.adapter.capabilities.clock_leases else "gets the job as soon as the broker knows"
+        self.tell(
+            f"A second worker {wait}, and is given the job again. The ledger tells it that the\n"
+            f"work of order {order} is done: it acknowledges the job and runs nothing. That took {time.monotonic() - began:.1f} s."
+        )
+        self._show(order)
+
+    def _environment(self) -> dict[str, str]:
+        """Where the workers find both URLs: not on their command line, which every user of the machine can read."""
+        return {**os.environ, "POSTROOM_DATABASE": self.database, "POSTROOM_BROKER": self.broker}
+
+    def _emails(self, order: int) -> int:
+        with Session(self.engine) as session:
+            return session.scalar(select(func.count()).where(SentEmail.order_id == order)) or 0
+
+    def _show(self, order: int) -> None:
+        (status,) = status_of(self.engine, f"order-{order}")
+        depth = self.adapter.depth("emails")
+        self.show(status, {"emails sent": self._emails(order), "waiting on the broker": depth["pending"], "running on the broker": depth["running"]})

@@ -1,0 +1,64 @@
+"""Bounds on what a statement of the ledger may cost, so that neither a stalled process nor a stale plan can stall a worker."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection
+
+__all__ = ["MOST_LOCK_WAIT", "Blocked", "bounded"]
+
+MOST_LOCK_WAIT = 1
+"""Whole seconds: MySQL counts in nothing finer."""
+
+# A plan is made once and kept. One that was made while the table was small would read all of it, for as long as it takes until the next ANALYZE.
+_POSTGRESQL = "; ".join(
+    [
+        f"SET LOCAL lock_timeout = '{MOST_LOCK_WAIT}s'",
+        "SET LOCAL enable_seqscan = off",
+        "SET LOCAL enable_hashjoin = off",
+        "SET LOCAL enable_mergejoin = off",
+    ]
+)
+_MYSQL = (
+    f"SET @postroom_lock_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = {MOST_LOCK_WAIT}",
+    "SET SESSION innodb_lock_wait_timeout = @postroom_lock_wait",
+)
+_SETTINGS = {"postgresql": (_POSTGRESQL, ""), "mysql": _MYSQL, "mariadb": _MYSQL}
+_TIMEOUTS = {"55P03", 1205}
+
+
+class Blocked(Exception):
+    """Another transaction has held a lock for longer than a statement may wait."""
+
+
+@contextmanager
+def bounded(connection: Connection) -> Iterator[None]:
+    """Bound each wait for a lock inside to one second, and raise Blocked when it is over; keep PostgreSQL to its indexes. Costs one round trip.
+
+    SQLite has one lock, taken at BEGIN, and plans nothing ahead.
+    """
+    before, after = _SETTINGS.get(connection.dialect.name, ("", ""))
+    try:
+        if before:
+            connection.exec_driver_sql(before)
+        yield
+    except DBAPIError as error:
+        if _code(error) in _TIMEOUTS:
+            raise Blocked from error
+        raise
+    finally:
+        if after:
+            with suppress(SQLAlchemyError):  # a connection that is gone has nothing to restore
+                connection.exec_driver_sql(after)
+
+
+def _code(error: DBAPIError) -> object:
+    original = error.orig
+    return getattr(original, "sqlstate", None) or (original.args[0] if original is not None and original.args else None)

@@ -1,0 +1,83 @@
+"""A worker process: `python -m postroom.consumers.worker.child`, started by the supervisor, which tells it through a pipe what to do.
+
+The pipe stays open. Its end is the supervisor's end, and then this process drains: it is never left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from postroom.adapters.connect import connect
+from postroom.adapters.errors import ConfigurationError, PostroomError, Unavailable
+from postroom.adapters.sql.engine import open_engine
+
+from .config import BROKEN, REFUSED, UNREACHABLE, ChildConfig
+from .foreground import run_in_foreground
+from .lanes import spare_lanes
+from .marks import Marks
+from .stop import Stop
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+__all__ = ["main"]
+
+_log = logging.getLogger("postroom.worker")
+
+
+def main() -> int:
+    """Read the configuration, run the worker, return the exit code."""
+    pipe = _own_pipe()
+    config = msgspec.json.decode(pipe.readline(), type=ChildConfig)
+    logging.basicConfig(level=config.log_level, format=f"%(asctime)s %(levelname)s %(name)s [{os.getpid()}] %(message)s")
+    stop = Stop()
+    threading.Thread(target=_drain_when_orphaned, args=(pipe, stop), name="postroom-orphan", daemon=True).start()
+    try:
+        return _run(config, stop)
+    except PostroomError as error:
+        _log.error("%s", error)
+        return REFUSED if isinstance(error, ConfigurationError) else UNREACHABLE if isinstance(error, Unavailable) else BROKEN
+
+
+def _run(config: ChildConfig, stop: Stop) -> int:
+    from postroom.consumers.cli.load import load_jobs  # noqa: PLC0415 - the user's own code comes last, when logging is set up
+
+    settings = config.settings
+    marks = Marks.in_file(Path(config.marks), lanes=spare_lanes(settings.concurrency), places=settings.look_ahead)
+    engine, adapter = open_engine(config.database, pool_size=settings.concurrency + 4), connect(config.broker)
+    worker = Worker(load_jobs(config.app), engine, adapter, settings, name=config.name, marks=marks)
+    report = run_in_foreground(worker, stop)
+    _log.info("ended in good order: %s", dict(report.counts))
+    if report.hanging:
+        logging.shutdown()
+        os._exit(0)  # their threads would keep the interpreter from ending
+    adapter.close()
+    engine.dispose()
+    return 0
+
+
+def _own_pipe() -> BinaryIO:
+    """Take the pipe from standard input, which is empty from now on: what handlers start must not hold it, or read it."""
+    pipe = os.fdopen(os.dup(0), "rb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return pipe
+
+
+def _drain_when_orphaned(pipe: BinaryIO, stop: Stop) -> None:
+    pipe.read()
+    _log.warning("the supervisor is gone")
+    if not stop.asked.is_set():
+        stop.ask()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Brings in what the lanes can use, and no more."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from postroom.adapters.errors import PostroomError
+from postroom.outbox.backoff import Backoff
+
+from .work import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from postroom.adapters.seam import Consumer, Delivery
+
+    from .buffer import Buffer
+    from .held import Held
+    from .marks import Marks
+    from .pace import Pace
+    from .pipeline import Pipeline
+
+__all__ = ["Receiver"]
+
+_log = logging.getLogger("postroom.worker")
+
+OUTAGE = Backoff(first=0.2, cap=15.0)
+POLL = 1.0
+"""How long (seconds) one look into empty queues lasts: also how late a stop is noticed."""
+NAP = 0.05
+"""How long (seconds) to wait for a delivery to be settled before looking again."""
+
+
+class Receiver:
+    """Polls, decodes, and fills the buffer up to what the lanes can use; waits for the backend for as long as it is away."""
+
+    def __init__(  # noqa: PLR0913 - what it connects
+        self,
+        consumer: Consumer,
+        buffer: Buffer,
+        held: Held,
+        pace: Pace,
+        pipeline: Pipeline,
+        marks: Marks,
+        *,
+        lanes: int,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._consumer = consumer
+        self._buffer = buffer
+        self._held = held
+        self._pace = pace
+        self._pipeline = pipeline
+        self._marks = marks
+        self._lanes = lanes
+        self._most = most
+        self._clock = clock
+        self._rng = random.Random()  # noqa: S311 - to spread retries
+        self._closed = threading.Event()
+        self._failures = 0
+
+    def run(self) -> None:
+        """Receive until closed. The thread of this object."""
+        while not self._closed.is_set():
+            room = self._room()
+            if room > 0:
+                self._accept(self._receive(room))
+            else:
+                self._held.wait(NAP)
+
+    def close(self) -> None:
+        """Receive no more; `run` returns within a second."""
+        self._closed.set()
+
+    def _room(self) -> int:
+        """How many more to ask for: not a few at a time while there is work for all lanes."""
+        capacity = min(self._most, self._lanes * self._pace.appetite)
+        room = capacity - len(self._held)
+        return room if room * 4 >= capacity else 0
+
+    def _receive(self, room: int) -> Sequence[Delivery]:
+        try:
+            deliveries = self._consumer.receive(room, POLL)
+        except PostroomError as error:
+            self._failures += 1
+            _log.warning("can't receive (failure %d): %s", self._failures, error)
+            self._closed.wait(OUTAGE.delay(self._failures, self._rng))
+            return ()
+        self._failures = 0
+        self._marks.polled(self._clock())
+        return deliveries
+
+    def _accept(self, deliveries: Sequence[Delivery]) -> None:
+        arrived = [self._pipeline.decode(delivery) for delivery in deliveries]
+        self._held.add(arrived)
+        for refused in arrived:
+            if isinstance(refused, Refused):
+                self._pipeline.refused(refused)
+        self._buffer.put([work for work in arrived if not isinstance(work, Refused)])

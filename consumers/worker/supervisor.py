@@ -1,0 +1,123 @@
+"""The parent of the worker processes: replaces the dead, gives up a dead one's leases at once, passes signals on."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from postroom.adapters.connect import connect
+from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.sql.engine import open_engine
+from postroom.consumers.ledger import Ledger
+
+from .checks import check, chosen_queues
+from .config import ChildConfig
+from .family import Family
+from .foreground import signals_to
+from .lanes import spare_lanes
+from .marks import Marks
+from .process import Child
+from .quiet import Quiet
+from .report import Report
+from .settings import WorkerSettings
+from .worker import DEAF, new_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from postroom.consumers.jobs import Jobs
+
+__all__ = ["Supervisor"]
+
+_log = logging.getLogger("postroom.supervisor")
+
+GLANCE = 0.2
+"""How often (seconds) to look for children to start or to kill, and whether all is quiet."""
+
+
+class Supervisor:
+    """Runs `processes` worker processes for the Jobs that `app` (`shop:jobs`) names. One `run` per object, in the main thread.
+
+    `jobs` are that app's, loaded here too: to check, declare and count. Each child imports the app anew, from the same working directory.
+    Raises ConfigurationError for settings that don't fit the handlers, and for a broker that other processes can't see.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        jobs: Jobs,
+        *,
+        database: str,
+        broker: str,
+        processes: int = 1,
+        settings: WorkerSettings | None = None,
+        log_level: int = logging.INFO,
+    ) -> None:
+        self._settings = settings or WorkerSettings()
+        check(jobs, self._settings)
+        if processes < 1:
+            raise ConfigurationError(f"processes must be at least 1, not {processes}")
+        self._adapter = connect(broker)
+        capabilities = self._adapter.capabilities
+        if not capabilities.shared:
+            raise ConfigurationError(f"no other process can see the queues of {capabilities.name!r}: run a Worker in this one")
+        self._engine = open_engine(database)
+        self._ledger = Ledger(self._engine, worker=new_name(), lease=self._settings.lease, native_delay=capabilities.native_delay)
+        self._jobs = jobs
+        self._config = ChildConfig(app=app, database=database, broker=broker, name="", marks="", settings=self._settings, log_level=log_level)
+        self._pages = Path()
+        self._family = Family(processes, self._give_birth, grace=self._settings.grace)
+
+    def run(self) -> Report:
+        """Supervise until a signal stops it, or with `drain` until all is quiet, and all children have ended.
+
+        Blocks. SIGTERM or SIGINT drains the children, a second one hurries them. Raises Unavailable or ConfigurationError when it can't start.
+        """
+        self._adapter.ensure(chosen_queues(self._jobs, self._settings))
+        quiet = Quiet.of(self._jobs, self._engine, self._adapter, self._settings)
+        failed_before = quiet.failed() if self._settings.drain else 0
+        self._pages = Path(tempfile.mkdtemp(prefix="postroom-"))
+        try:
+            with signals_to(self._family.notice):
+                number = self._supervise(quiet)
+            failed = quiet.failed() - failed_before if self._settings.drain else 0
+            return Report(failed=max(0, failed), signal=number)
+        finally:
+            shutil.rmtree(self._pages, ignore_errors=True)
+            self._adapter.close()
+            self._engine.dispose()
+
+    def ready(self) -> bool:
+        """Whether every child is subscribed and has polled its queues lately. Any thread may ask."""
+        return self._family.complete and all(time.monotonic() - child.marks.polled_at < DEAF for child in self._family.children)
+
+    def _supervise(self, quiet: Quiet) -> int | None:
+        """Return the number of the signal that ended it, if one did."""
+        family, number = self._family, None
+        while family.children or not family.ending:
+            if signalled := family.tend(GLANCE):
+                number = number or signalled.number
+                family.end()
+            elif not family.ending and (family.refused or (self._settings.drain and quiet.look())):
+                family.end()
+        family.bury()
+        if family.refused:
+            raise ConfigurationError("a worker process can't work with this configuration; its log says why")
+        return number
+
+    def _give_birth(self, ended: Callable[[Child], object]) -> Child:
+        name = new_name()
+        path = self._pages / name
+        marks = Marks.in_file(path, lanes=spare_lanes(self._settings.concurrency), places=self._settings.look_ahead)
+        return Child(replace(self._config, name=name, marks=str(path), settings=replace(self._settings, drain=False)), marks, self._abandon, ended)
+
+    def _abandon(self, name: str, marks: Marks) -> None:
+        """Give up what a dead child held: first the ledger, so that what the queues deliver again finds its row free."""
+        given_up = self._ledger.abandon(name, marks.read())
+        handed_back = self._adapter.abandon(name)
+        _log.info("%s held %d deliveries; %s", name, handed_back, given_up)

@@ -1,0 +1,609 @@
+"""What can't travel is refused in the caller's transaction, with the path of the bad value; what arrives and can't have been sent is refused too."""
+
+import datetime as dt
+import decimal
+import enum
+import json
+import math
+import subprocess
+import sys
+import threading
+import uuid
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import hypothesis.strategies as st
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from sqlalchemy import Engine, func, select
+
+from postroom.adapters.errors import InvalidMessage, PostroomError, Undecodable
+from postroom.adapters.sql.engine import open_engine
+from postroom.adapters.sql.metadata import metadata
+from postroom.outbox import Outbox
+from postroom.outbox.payload import MAX_PAYLOAD, encode_payload
+from postroom.outbox.rules import MAX_DELAY, MAX_HEADERS
+from postroom.outbox.strict import decode_json, encode_json, is_strict
+from postroom.outbox.tables import outbox
+
+BOX = Outbox("emails")
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = open_engine(database_url)
+    metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def refusal(payload: object) -> str:
+    with pytest.raises(InvalidMessage) as caught:
+        encode_payload(payload)
+    return str(caught.value)
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+# Every refusal is one kind of error, says where, and leaves the transaction as it was
+
+
+def test_a_refusal_is_a_value_error_of_postrooms_tree() -> None:
+    assert issubclass(InvalidMessage, ValueError)
+    assert issubclass(InvalidMessage, PostroomError)
+    assert issubclass(Undecodable, InvalidMessage)
+
+
+def test_a_refusal_begins_with_the_path_of_the_bad_value() -> None:
+    payload = {"items": [{"price": 1.0}, {"price": 2.0}, {"price": 3.0}, {"price": math.nan}]}
+    assert refusal(payload) == "payload.items[3].price: NaN is not JSON"
+    assert refusal({"two words": {"ok": [1, math.nan]}}) == "payload['two words'].ok[1]: NaN is not JSON"
+
+
+@pytest.mark.parametrize("price", [math.nan, math.inf, -math.inf])
+def test_s136_nan_and_infinity_are_refused_on_every_database(engine: Engine, price: float) -> None:
+    with engine.begin() as connection:
+        with pytest.raises(InvalidMessage, match=r"^payload\.a: (NaN|Infinity) is not JSON$"):
+            BOX.enqueue(connection, "ping", {"a": price})
+        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 0
+
+
+@pytest.mark.parametrize(("payload", "path"), [("\0", "payload"), ({"a": ["x", "y\0z"]}, "payload.a[1]"), ({"a\0": 1}, "payload: key 'a\\x00'")])
+def test_s137_a_nul_character_is_refused(payload: object, path: str) -> None:
+    assert refusal(payload) == f"{path}: a NUL character can't be stored by every database"
+
+
+def test_s137_text_that_only_spells_a_nul_is_text() -> None:
+    assert decode_json(encode_payload({"a": "\\u0000", "b": "\\\\u0000"})) == {"a": "\\u0000", "b": "\\\\u0000"}
+
+
+@pytest.mark.parametrize(("payload", "path"), [("\ud800", "payload"), ({"a": "x\udfffy"}, "payload.a"), ({"\ud800": 1}, "payload: key '\\ud800'")])
+def test_s138_a_lone_surrogate_is_refused(payload: object, path: str) -> None:
+    assert refusal(payload) == f"{path}: a lone surrogate is no character"
+
+
+def test_s138_characters_beyond_the_first_plane_travel() -> None:
+    assert decode_json(encode_payload("\U0001f600")) == "\U0001f600"
+
+
+def test_s140_sixty_four_levels_travel_and_sixty_five_do_not() -> None:
+    assert decode_json(encode_payload(nested(64))) == nested(64)
+    assert refusal(nested(65)).startswith("payload[0][0]")
+    assert refusal(nested(65)).endswith(": nested deeper than 64")
+
+
+def test_s140_a_payload_5000_deep_or_endless_is_refused_like_any_other() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    assert refusal(nested(5000)).endswith("nested deeper than 64")
+    assert refusal(endless).endswith("nested deeper than 64")
+    assert refusal({"a": endless}).endswith("nested deeper than 64")
+
+
+def test_s140_the_limit_holds_in_a_thread_with_a_small_stack() -> None:
+    answers: list[str] = []
+    threading.stack_size(256 * 1024)
+    try:
+        thread = threading.Thread(target=lambda: answers.append(refusal(nested(5000))))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(0)
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 0, -1])
+def test_integers_of_64_bits_travel(number: int) -> None:
+    assert decode_json(encode_payload({"n": number})) == {"n": number}
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**64, 10**5000], ids=["2**63", "-2**63-1", "2**64", "5001 digits"])
+def test_larger_integers_are_refused(number: int) -> None:
+    assert refusal({"n": number}).startswith("payload.n: an integer of ")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"), [(5, "5 is int"), (None, "None is NoneType"), (1.5, "1.5 is float"), (True, "True is bool"), ((1,), "(1,) is tuple")]
+)
+def test_keys_that_are_no_text_are_refused(key: object, shown: str) -> None:
+    assert refusal({"items": {key: 1}}) == f"payload.items: key {shown}, and JSON's keys are text"
+
+
+def test_the_size_limit_is_in_bytes() -> None:
+    assert len(encode_payload("x" * (MAX_PAYLOAD - 2))) == MAX_PAYLOAD
+    assert refusal("x" * (MAX_PAYLOAD - 1)).startswith("payload: 1,000,001 bytes of JSON, and at most 1,000,000 may travel")
+    with pytest.raises(InvalidMessage, match="payload: 12 bytes of JSON, and at most 10"):
+        Outbox("emails", max_payload=10).row("ping", "ü" * 5)
+
+
+# S142: types that change in transit, in a payload without a type
+
+CHANGING: list[tuple[object, str]] = [
+    (dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC), "datetime would arrive as text; pass its .isoformat()"),
+    (dt.date(2026, 1, 2), "date would arrive as text; pass its .isoformat()"),
+    (dt.time(1, 2), "time would arrive as text; pass its .isoformat()"),
+    (dt.timedelta(1), "timedelta would arrive as text; pass its .total_seconds()"),
+    (decimal.Decimal("1.10"), "Decimal would arrive as text; pass str() of it"),
+    (uuid.UUID(int=1), "UUID would arrive as text; pass str() of it"),
+    ((1, 2), "tuple would arrive as a list; pass list() of it"),
+    (Point(1, 2), "Point would arrive as a list; pass list() of it"),
+    ({1, 2}, "set would arrive as a list; pass sorted() of it"),
+    (frozenset("a"), "frozenset would arrive as a list; pass sorted() of it"),
+    (Colour.RED, "Colour would arrive as its value; pass its .value"),
+    (Level.HIGH, "Level would arrive as its value; pass its .value"),
+    (b"raw", "bytes would arrive as text; pass text, in base64 for instance"),
+    (bytearray(b"raw"), "bytearray would arrive as text; pass text, in base64 for instance"),
+    (OrderedDict(a=1), "OrderedDict would arrive as a plain dict; pass dict() of it"),
+    (defaultdict(int), "defaultdict would arrive as a plain dict; pass dict() of it"),
+    (type("Name", (str,), {})("n"), "Name would arrive as a plain str; pass str() of it"),
+    (type("Money", (float,), {})(1.5), "Money would arrive as a plain float; pass float() of it"),
+    (object(), "JSON has nothing like object; pass dict, list, str, int, float, bool or None"),
+    (1j, "JSON has nothing like complex"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), CHANGING, ids=[f"{type(value).__name__}" for value, _ in CHANGING])
+def test_s142_a_value_that_would_arrive_as_another_type_is_refused(value: object, message: str) -> None:
+    assert refusal(value).startswith(f"payload: {message}")
+    assert refusal({"a": [value]}).startswith(f"payload.a[0]: {message}")
+
+
+def test_s142_a_dataclass_inside_a_dict_would_arrive_as_a_dict() -> None:
+    assert refusal({"order": Holder(1)}).startswith("payload.order: Holder would arrive as a dict; make it the whole payload")
+
+
+def test_s047_an_int_key_and_a_bytearray_payload_are_refused_at_enqueue(engine: Engine) -> None:
+    with engine.begin() as connection:
+        with pytest.raises(InvalidMessage, match=r"^key: 42 is int, and a key is text; pass str\(\) of it$"):
+            BOX.enqueue(connection, "ping", None, key=42)  # type: ignore[call-overload]
+        with pytest.raises(InvalidMessage, match=r"^payload: bytearray would arrive as text"):
+            BOX.enqueue(connection, "ping", bytearray(b"raw"))
+        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 0
+
+
+# S142: the same types as fields of a payload whose type says so: exact there and back
+
+
+@dataclass
+class Holder:
+    value: Any
+
+
+def typed(annotation: Any, value: object) -> object:
+    return msgspec.defstruct("Typed", [("value", annotation)])(value)
+
+
+def made(annotation: Any, value: object) -> object:
+    kind = type("Made", (), {"__annotations__": {"value": annotation}, "__module__": __name__})
+    return dataclass(kind)(value)  # type: ignore[call-arg]
+
+
+def modelled(annotation: Any, value: object) -> object:
+    return pydantic.create_model("Model", value=(annotation, ...))(value=value)
+
+
+EXACT: list[tuple[Any, object]] = [
+    (dt.datetime, dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)),
+    (dt.datetime, dt.datetime(2026, 1, 2, 3, 4)),  # noqa: DTZ001 - a naive one travels naive
+    (dt.datetime, dt.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)),
+    (dt.date, dt.date(2026, 1, 2)),
+    (dt.time, dt.time(1, 2, 3, 4)),
+    (dt.timedelta, dt.timedelta(days=-3, microseconds=5)),
+    (decimal.Decimal, decimal.Decimal("1.10")),
+    (decimal.Decimal, decimal.Decimal("1E+30")),
+    (uuid.UUID, uuid.UUID(int=1)),
+    (Colour, Colour.RED),
+    (Level, Level.HIGH),
+    (tuple[int, str], (1, "a")),
+    (set[int], {3, 1, 2}),
+    (frozenset[str], frozenset("ab")),
+    (float, 1.5),
+    (float, 3),
+    (list[dt.date], [dt.date(2026, 1, 2)]),
+    (dict[str, decimal.Decimal], {"a": decimal.Decimal(1)}),
+    (dict[int, str], {1: "a"}),
+    (Point, Point(1, 2)),
+    (int | None, None),
+    (Any, {"plain": [1, 2.5, "x", None, True]}),
+]
+
+
+@pytest.mark.parametrize("make", [typed, made, modelled])
+@pytest.mark.parametrize(("annotation", "value"), EXACT, ids=[f"{annotation} {value}" for annotation, value in EXACT])
+def test_s142_a_typed_field_arrives_as_it_was_given(make: Callable[[Any, object], Any], annotation: Any, value: object) -> None:
+    payload = make(annotation, value)
+    body = encode_payload(payload)
+    kind = type(payload)
+    back = kind.model_validate_json(body).value if make is modelled else msgspec.json.decode(body, type=kind).value
+    assert back == value
+    assert type(back) is type(value) or (value, back) == (3, 3.0)
+    assert str(back) == str(value) or isinstance(value, dt.datetime | frozenset) or value == 3
+    assert json.loads(body) is not None
+
+
+@pytest.mark.parametrize("make", [typed, made])
+def test_s142_bytes_in_a_typed_field_arrive_as_they_were(make: Callable[[Any, object], Any]) -> None:
+    payload = make(bytes, bytes(range(256)))
+    assert msgspec.json.decode(encode_payload(payload), type=type(payload)).value == bytes(range(256))
+
+
+LOSSY: list[tuple[Any, object, str]] = [
+    (Any, dt.date(2026, 1, 2), "payload.value: date would arrive as str; give the field the type date"),
+    (dict, {"a": [dt.date(2026, 1, 2)]}, "payload.value.a[0]: date would arrive as str"),
+    (list, [(1, 2)], "payload.value[0]: tuple would arrive as list"),
+    (str, Colour.RED, "payload.value: Colour would arrive as str; give the field the type Colour"),
+    (dict, {1: "a"}, "payload.value: key 1: int would arrive as str"),
+    (Any, b"raw", "payload.value: bytes would arrive as str"),
+    (float, math.nan, "payload.value: NaN is not JSON"),
+    (float | None, math.inf, "payload.value: Infinity is not JSON"),
+    (int, 2**63, "payload.value: an integer of 65 bits"),
+    (str, "a\0b", "payload.value: a NUL character"),
+    (str, "\ud800", "payload.value: a lone surrogate"),
+    (int, "4711", "payload.value: Expected `int`, got `str`"),
+    (int, True, "payload.value: Expected `int`, got `bool`"),
+    (list[int], [1, "2"], "payload.value[1]: Expected `int`, got `str`"),
+    (dt.datetime, dt.datetime(1800, 1, 1, tzinfo=BERLIN), "payload.value: datetime.datetime(1800"),
+    (str | dt.date, "x", "payload: no "),
+    (complex, 1j, "payload: "),
+]
+
+
+@pytest.mark.parametrize("make", [typed, made])
+@pytest.mark.parametrize(("annotation", "value", "message"), LOSSY, ids=[message for *_, message in LOSSY])
+def test_s142_a_typed_field_that_would_arrive_otherwise_is_refused(
+    make: Callable[[Any, object], object],
+    annotation: Any,
+    value: object,
+    message: str,
+) -> None:
+    assert refusal(make(annotation, value)).startswith(message)
+
+
+def test_s142_a_pydantic_model_is_held_to_the_same() -> None:
+    class Model(pydantic.BaseModel):
+        when: dt.datetime = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+        price: float | None = 1.0
+        anything: Any = None
+        number: int = pydantic.Field(default=1, alias="No")
+        secret: pydantic.SecretStr = pydantic.SecretStr("")
+
+    assert json.loads(encode_payload(Model(No=5))) == {"when": "2026-01-02T00:00:00Z", "price": 1.0, "anything": None, "No": 5, "secret": ""}
+    assert refusal(Model(price=math.nan)) == "payload.price: NaN is not JSON"
+    assert refusal(Model(anything={"a": dt.date(2026, 1, 2)})).startswith("payload.anything.a: date would arrive as str")
+    assert refusal(Model(secret=pydantic.SecretStr("x"))).startswith("payload.secret: ")
+    assert refusal(Model.model_construct(price="much")).startswith("payload.price: Input should be a valid number")
+
+
+def test_s142_a_class_that_changes_its_own_values_is_refused() -> None:
+    @dataclass
+    class Gross:
+        price: int
+
+        def __post_init__(self) -> None:
+            self.price += 1
+
+    assert refusal(Gross(1)) == "payload.price: 2 would arrive as 3"
+
+
+def test_s142_a_comparison_of_the_classs_own_hides_nothing() -> None:
+    @dataclass
+    class Order:
+        number: int
+        note: object = field(default=None, compare=False)
+
+    assert refusal(Order(1, (1, 2))).startswith("payload.note: tuple would arrive as list")
+
+
+def test_s142_a_class_that_can_not_be_made_again_is_refused() -> None:
+    @dataclass
+    class Partly:
+        price: int
+        factor: InitVar[int]
+
+    assert refusal(Partly(1, 2)).startswith("payload: no Partly can be made from JSON again: ")
+
+
+def test_s140_typed_payloads_have_the_same_limit() -> None:
+    def chain(length: int) -> Link | None:
+        link = None
+        for _ in range(length):
+            link = Link(link)
+        return link
+
+    encode_payload(chain(64))
+    assert refusal(chain(65)).endswith("nested deeper than 64")
+    assert refusal(chain(5000)).endswith("nested deeper than 64")
+
+
+@dataclass
+class Link:
+    next: "Link | None" = None
+
+
+def test_s142_an_old_reader_never_sees_a_tagged_value_it_does_not_know() -> None:
+    """There are no tags: a reader without the type gets plain JSON, whoever wrote it."""
+    body = encode_payload(typed(dt.date, dt.date(2026, 1, 2)))
+    assert decode_json(body) == {"value": "2026-01-02"}
+
+
+# Keys, types, headers, delays
+
+
+@pytest.mark.parametrize("name", ["key", "ordering_key"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (42, "42 is int, and a key is text; pass str() of it"),
+        (b"k", "b'k' is bytes, and a key is text"),
+        (Colour.RED, "<Colour.RED: 'red'> is Colour, and a key is text"),
+        (uuid.UUID(int=1), "UUID('00000000-0000-0000-0000-0000000000"),
+        ("", "'' has 0 bytes, and a key has 1 to 400"),
+        ("k" * 401, f"'{'k' * 39} has 401 bytes, and a key has 1 to 400"),
+        ("ü" * 201, f"'{'ü' * 39} has 402 bytes, and a key has 1 to 400"),
+        ("a\0b", "'a\\x00b': a NUL character can't be stored by every database"),
+        ("\ud800", "'\\ud800': a lone surrogate is no character"),
+        (10**5000, "a int is int"),
+    ],
+    ids=["int", "bytes", "enum", "uuid", "empty", "401", "402 bytes", "NUL", "surrogate", "huge"],
+)
+def test_a_key_is_text_of_1_to_400_bytes(name: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidMessage) as caught:
+        BOX.row("ping", None, **{name: value})  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"{name}: {message}")
+
+
+@pytest.mark.parametrize("name", ["send-receipt", "shop.SendReceipt", "shop:receipt/v2", "x" * 200])
+def test_a_type_is_printable_ascii(name: str) -> None:
+    assert BOX.row(name, None)["type"] == name
+
+
+@pytest.mark.parametrize("name", ["", "send receipt", "x" * 201, "é", "a\0", "a\n", 5, None, Colour.RED])
+def test_other_types_are_refused(name: object) -> None:
+    with pytest.raises(InvalidMessage, match=r"^type: .* is no job type"):
+        BOX.row(name, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["text", "ü", 0, 2**63 - 1, -(2**63), True, False, None, b"", bytes(range(256))])
+def test_s017_portable_header_values_are_accepted(value: object) -> None:
+    BOX.row("ping", None, headers={"name": value})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1.5, "1.5 is float, and a header is str, int, bool, bytes or None"),
+        (uuid.UUID(int=1), "UUID('00000000-0000-0000-0000-0000000000 is UUID"),
+        (dt.date(2026, 1, 2), "datetime.date(2026, 1, 2) is date"),
+        (dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "datetime.datetime(2026, 1, 2, 0, 0, tzin is datetime"),
+        (decimal.Decimal(1), "Decimal('1') is Decimal"),
+        ((1,), "(1,) is tuple"),
+        ({1}, "{1} is set"),
+        ([1], "[1] is list"),
+        ({"a": 1}, "{'a': 1} is dict"),
+        (bytearray(b"x"), "bytearray(b'x') is bytearray"),
+        (Colour.RED, "<Colour.RED: 'red'> is Colour"),
+        (Level.HIGH, "<Level.HIGH: 1> is Level"),
+        (2**63, "9223372036854775808 has more than 64 bits; pass it as text"),
+        (10**5000, "a int has more than 64 bits"),
+        ("a\0", "a NUL character"),
+        ("\udfff", "a lone surrogate"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
+)
+def test_s017_a_header_that_a_broker_can_not_carry_is_refused_at_enqueue(value: object, message: str) -> None:
+    with pytest.raises(InvalidMessage) as caught:
+        BOX.row("ping", None, headers={"name": value})  # type: ignore[dict-item]
+    assert str(caught.value).startswith(f"headers.name: {message}")
+
+
+@pytest.mark.parametrize("name", ["", "two words", "é", "a\0", "n" * 101, 5, None, "postroom-id", "Postroom-Anything", "CC", "BCC"])
+def test_header_names_are_ascii_and_not_taken(name: object) -> None:
+    with pytest.raises(InvalidMessage, match=r"^headers: the name "):
+        BOX.row("ping", None, headers={name: 1})  # type: ignore[dict-item]
+
+
+def test_s131_all_headers_together_are_bounded() -> None:
+    BOX.row("ping", None, headers={"name": "x" * (MAX_HEADERS - 4)})
+    with pytest.raises(InvalidMessage, match=r"^headers: 8,193 bytes, and all headers together may have 8,192"):
+        BOX.row("ping", None, headers={"name": "x" * (MAX_HEADERS - 3)})
+    with pytest.raises(InvalidMessage, match="8,192"):
+        BOX.row("ping", None, headers={f"n{number:03}": number for number in range(1000)})
+
+
+def test_s131_the_headers_of_the_longest_job_stay_below_8_kib_beside_the_users() -> None:
+    row = BOX.row("t" * 200, None, key="k" * 400)
+    assert len(row["headers"]) < 1000
+
+
+@pytest.mark.parametrize("delay", [0, 0.5, 1, MAX_DELAY])
+def test_a_delay_is_seconds(delay: float) -> None:
+    assert BOX.row("ping", None, delay=delay)["delay"] == delay
+
+
+@pytest.mark.parametrize(
+    "delay", [-1, -0.001, MAX_DELAY + 1, math.nan, math.inf, "10", True, dt.timedelta(1), 10**5000], ids=lambda value: type(value).__name__
+)
+def test_s019_a_delay_out_of_range_is_refused_at_enqueue(delay: object) -> None:
+    with pytest.raises(InvalidMessage, match=r"^delay: .* is not a number of seconds from 0 to 316,224,000$"):
+        BOX.row("ping", None, delay=delay)  # type: ignore[arg-type]
+
+
+# The reading side
+
+MALFORMED: list[tuple[bytes, str]] = [
+    (b"\xff", "invalid character"),
+    (b"", "truncated"),
+    (b"   ", "truncated"),
+    (b"[1,2,", "truncated"),
+    (b"[1]x", "trailing characters"),
+    (b"\xef\xbb\xbf{}", "invalid character"),
+    ('{"a":1}'.encode("utf-16"), "invalid character"),
+    (b"{'a':1}", ""),
+    (b"{a:1}", ""),
+    (b"[1,]", ""),
+    (b"01", ""),
+    (b"+1", ""),
+    (b".5", ""),
+    (b'"\t"', ""),
+    (b'"\\x41"', ""),
+    (b"NaN", "invalid character"),
+    (b'{"a":NaN}', "invalid character"),
+    (b"[Infinity]", "invalid character"),
+    (b"-Infinity", ""),
+    (b"1e400", "out of range"),
+    (b'{"a":[-1e999]}', "out of range"),
+    (b"1" * 5000, "out of range"),
+    (b'{"n":' + b"9" * 30 + b"}", "payload.n: an integer of 101 bits"),
+    (b"9223372036854775808", "payload: an integer of 65 bits"),
+    (b'"\\ud800"', ""),
+    (b'"\\ud800abcdef"', ""),
+    (b'"\\ud800\\n"', ""),
+    (b'"\\ud800\\ud800"', ""),
+    (b'"\\udc00\\ud800"', ""),
+    (b'{"\\udfff":1}', ""),
+    (b'"\xed\xa0\x80"', "UTF-8"),
+    (b'"\xc0\x80"', "UTF-8"),
+    (b'"\xf4\x90\x80\x80"', "UTF-8"),
+    (b'"\\u0000"', "payload: a NUL character"),
+    (b'{"a":["x\\u0000"]}', "payload.a[0]: a NUL character"),
+    (b'{"\\u0000":1}', "payload: key '\\x00': a NUL character"),
+    (b'{"a":1,"a":2}', "the key 'a' appears twice"),
+    (b'[{"b": {"a" : 1, "\\u0061" : 1}}]', "the key 'a' appears twice"),
+    (b"[" * 65 + b"]" * 65, "nested deeper than 64"),
+    (b'{"a":' * 65 + b"1" + b"}" * 65, "nested deeper than 64"),
+    (b"[" * 900 + b"]" * 900, "nested deeper than 64"),
+    (b"[" * 100_000, ""),
+    (b'{"a":' * 100_000, ""),
+    (b"[" * 100_000 + b"]" * 100_000, "nested deeper than 64"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), MALFORMED, ids=[repr(body[:24]) for body, _ in MALFORMED])
+def test_s135_a_body_that_is_not_strict_json_is_undecodable_and_nothing_worse(body: bytes, reason: str) -> None:
+    with pytest.raises(Undecodable) as caught:
+        decode_json(body)
+    assert str(caught.value).startswith("payload")
+    assert reason in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"null", None),
+        (b' { "a" : [ 1 , 2.50 , "x" ] } \n', {"a": [1, 2.5, "x"]}),
+        (b'{"a":{"a":{"a":1}},"b":{"a":2}}', {"a": {"a": {"a": 1}}, "b": {"a": 2}}),
+        (b'"\\ud83d\\ude00 \\u00e9"', "\U0001f600 é"),
+        (b'"\\\\u0000"', "\\u0000"),
+        (b"-0.0", -0.0),
+        (b"1E2", 100.0),
+        (b"9223372036854775807", 2**63 - 1),
+        (b"[" * 64 + b"]" * 64, None),
+        (b'"' + b"[" * 1000 + b'"', "[" * 1000),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_strict_json_of_any_hand_is_read(body: bytes, value: object) -> None:
+    assert decode_json(body) == value or body.startswith(b"[[")
+
+
+def test_s138_what_is_told_of_a_bad_body_can_itself_be_written_anywhere() -> None:
+    with pytest.raises(Undecodable) as caught:
+        decode_json(b'{"a":"\\ud800\xff\x00"}')
+    str(caught.value).encode()
+    assert "\0" not in str(caught.value)
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_characters="\0")),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_characters="\0"), max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=3) | st.dates() | st.decimals() | st.uuids(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3) | st.tuples(inner),
+    max_leaves=10,
+)
+
+
+@given(PLAIN)
+def test_strict_json_arrives_as_it_was_sent(value: object) -> None:
+    back = decode_json(encode_json(value))
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+@given(ANYTHING)
+def test_any_value_either_arrives_as_it_was_or_is_refused(value: object) -> None:
+    try:
+        body = encode_json(value)
+    except InvalidMessage:
+        with pytest.raises(InvalidMessage, match=r"^payload"):
+            encode_json(value)
+        return
+    assert repr(decode_json(body)) == repr(value)
+    assert is_strict(value)
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40).map(lambda text: json.dumps(text).encode()))
+def test_any_body_is_either_read_or_undecodable(body: bytes) -> None:
+    try:
+        value = decode_json(body)
+    except Undecodable:
+        return
+    assert json.loads(body) == value
+
+
+def test_importing_the_outbox_loads_no_client_library_no_orm_and_no_command_line() -> None:
+    heavy = ("pika", "confluent_kafka", "psycopg", "pymysql", "pydantic", "click", "rich", "sqlalchemy.orm", "sqlalchemy.ext.asyncio")
+    script = f"import sys, postroom.outbox; print([name for name in {heavy!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
