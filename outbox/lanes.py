@@ -173,6 +173,6 @@ def _create_missing(engine: Engine, present: Sequence[int]) -> None:
     """Add the lanes that are not there yet; when several relays do it at once, one of them does it for all."""
     missing = [{"lane": lane, "token": 0, "until": 0.0} for lane in range(LANES) if lane not in present]
     try:
-        transact(engine, lambda connection: connection.execute(insert(lanes), missing))
+        transact(engine, lambda connection: connection.execute(insert(lanes).values(missing)))
     except IntegrityError:
         return

@@ -229,7 +229,6 @@ def modelled(annotation: Any, value: object) -> object:
 EXACT: list[tuple[Any, object]] = [
     (dt.datetime, dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)),
     (dt.datetime, dt.datetime(2026, 1, 2, 3, 4)),  # noqa: DTZ001 - a naive one travels naive
-    (dt.datetime, dt.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)),
     (dt.date, dt.date(2026, 1, 2)),
     (dt.time, dt.time(1, 2, 3, 4)),
     (dt.timedelta, dt.timedelta(days=-3, microseconds=5)),
@@ -242,7 +241,6 @@ EXACT: list[tuple[Any, object]] = [
     (set[int], {3, 1, 2}),
     (frozenset[str], frozenset("ab")),
     (float, 1.5),
-    (float, 3),
     (list[dt.date], [dt.date(2026, 1, 2)]),
     (dict[str, decimal.Decimal], {"a": decimal.Decimal(1)}),
     (dict[int, str], {1: "a"}),
@@ -259,10 +257,29 @@ def test_s142_a_typed_field_arrives_as_it_was_given(make: Callable[[Any, object]
     body = encode_payload(payload)
     kind = type(payload)
     back = kind.model_validate_json(body).value if make is modelled else msgspec.json.decode(body, type=kind).value
+    assert type(back) is type(value)
     assert back == value
-    assert type(back) is type(value) or (value, back) == (3, 3.0)
-    assert str(back) == str(value) or isinstance(value, dt.datetime | frozenset) or value == 3
-    assert json.loads(body) is not None
+
+
+@pytest.mark.parametrize("make", [typed, made])
+def test_s142_a_zoned_datetime_keeps_its_clock_and_its_offset_and_loses_the_zones_name(make: Callable[[Any, object], Any]) -> None:
+    for fold in (0, 1):
+        given_ = dt.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=fold)
+        payload = make(dt.datetime, given_)
+        back = msgspec.json.decode(encode_payload(payload), type=type(payload)).value
+        assert back.isoformat() == given_.isoformat()
+        assert back.tzinfo != BERLIN
+
+
+@pytest.mark.parametrize("make", [typed, made, modelled])
+def test_s142_a_whole_number_may_fill_a_field_of_floats(make: Callable[[Any, object], object]) -> None:
+    assert json.loads(encode_payload(make(float, 3))) == {"value": 3}
+
+
+@pytest.mark.parametrize("make", [typed, made])
+def test_s142_a_decimal_keeps_its_zeros(make: Callable[[Any, object], Any]) -> None:
+    payload = make(decimal.Decimal, decimal.Decimal("1.10"))
+    assert str(msgspec.json.decode(encode_payload(payload), type=type(payload)).value) == "1.10"
 
 
 @pytest.mark.parametrize("make", [typed, made])
@@ -563,8 +580,11 @@ PLAIN = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_characters="\0")),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_characters="\0"), max_size=5), inner, max_size=4),
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 ANYTHING = st.recursive(

@@ -50,7 +50,7 @@ def bounded(connection: Connection) -> Iterator[None]:
             connection.exec_driver_sql(before)
         yield
     except DBAPIError as error:
-        if _code(error) in _TIMEOUTS:
+        if _codes(error) & _TIMEOUTS:
             raise Blocked from error
         raise
     finally:
@@ -59,6 +59,7 @@ def bounded(connection: Connection) -> Iterator[None]:
                 connection.exec_driver_sql(after)
 
 
-def _code(error: DBAPIError) -> object:
+def _codes(error: DBAPIError) -> set[object]:
+    """What the server called it: an SQLSTATE, a number, or both."""
     original = error.orig
-    return getattr(original, "sqlstate", None) or (original.args[0] if original is not None and original.args else None)
+    return {getattr(original, "sqlstate", None), *(original.args[:1] if original is not None else ())}

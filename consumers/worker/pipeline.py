@@ -141,6 +141,7 @@ class Pipeline:
         match finish, result:
             case _, Lost():
                 _log.warning("%s: attempt %d is no longer ours, its outcome is dropped", work, finish.started.attempt)
+                self._count("lost")
                 self.release([work], UNSURE)
             case _, Dead():
                 self._give_up(work, _exhausted(result))

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import PostroomError
@@ -93,7 +94,17 @@ class Worker:
         if life.broken.is_set():
             raise PostroomError("a part of the worker broke down; the log says which and why")
         failed = quiet.failed() - failed_before if plan.settings.drain else 0
-        return Report(failed=max(0, failed), counts=self._parts.desk.pipeline.counts, hanging=hanging)
+        return Report(failed=max(0, failed), counts=self.counts, hanging=hanging)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many deliveries ended in which way so far: done, failed, dead, duplicates, deferred, released, lost."""
+        return self._parts.desk.pipeline.counts if self._parts else Counter()
+
+    @property
+    def halted(self) -> bool:
+        """Whether it starts no more handlers."""
+        return self._parts is not None and self._parts.desk.halted.is_set()
 
     def ready(self) -> bool:
         """Whether it is subscribed, has polled its queues lately, and can settle."""

@@ -16,12 +16,11 @@ from sqlalchemy import Engine, text
 
 from postroom.adapters.seam import Capabilities, Message, Outcome, Verdict
 from postroom.adapters.sql.engine import open_engine
-from postroom.adapters.sql.metadata import metadata
+from postroom.adapters.sql.schema import create
 from postroom.outbox.envelope import Envelope
 from postroom.outbox.options import RelayOptions
 from postroom.outbox.relay import Relay
 from postroom.outbox.rows import build_row
-from postroom.outbox.tables import lanes, outbox, relays
 
 BATCH = RelayOptions().batch
 
@@ -66,8 +65,9 @@ def empty(engine: Engine) -> None:
         connection.execute(text("TRUNCATE postroom_outbox"))
 
 
-def relay_rate(engine: Engine, rows: int) -> float:
-    empty(engine)
+def relay_rate(engine: Engine, rows: int, *, keep: bool = False) -> float:
+    if not keep:
+        empty(engine)
     fill(engine, rows)
     relay = Relay(engine, NoBroker())
     began = time.perf_counter()
@@ -107,6 +107,18 @@ def show_waiting(engine: Engine, waiting: int) -> None:
     Relay(engine, NoBroker()).drain(progress=progress)
 
 
+def pair(url: str, rows: int = 20_000) -> Pair:
+    engine = open_engine(url)
+    create(engine)
+    return Pair(
+        name="relay to no broker, postgresql",
+        unit="rows/s",
+        goal=">= 0.8",
+        ours=lambda: relay_rate(engine, rows),
+        plain=lambda: plain_rate(engine, url, rows),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
@@ -114,19 +126,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--waiting", type=int, default=0)
     options = parser.parse_args()
-    engine = open_engine(options.url)
-    metadata.drop_all(engine, [outbox, lanes, relays])
-    metadata.create_all(engine, [outbox, lanes, relays])
-    pair = Pair(
-        name="relay, PostgreSQL, no broker",
-        unit="rows/s",
-        goal=">= 0.8",
-        ours=lambda: relay_rate(engine, options.rows),
-        plain=lambda: plain_rate(engine, options.url, options.rows),
-    )
-    print(measure(pair, options.rounds).line)
+    print(measure(pair(options.url, options.rows), options.rounds).line)
     if options.waiting:
-        show_waiting(engine, options.waiting)
+        show_waiting(open_engine(options.url), options.waiting)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""Whether the relay's and the worker's memory and rate stay flat: a million rows waiting, ten million sent rows in the table."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from relay import empty, fill, relay_rate
+from sqlalchemy import Engine, text
+
+from postroom.adapters.sql.engine import open_engine
+from postroom.adapters.sql.schema import create
+
+WAITING = int(os.environ.get("POSTROOM_BENCH_WAITING", "1000000"))
+SENT = int(os.environ.get("POSTROOM_BENCH_SENT", "10000000"))
+APPLICATION = "support.no_op:jobs"
+SECONDS = 60
+
+_SENT = """
+INSERT INTO postroom_outbox
+    (id, queue, type, key, ordering_key, lane, ordered, body, headers, status, enqueued_at, available_at, attempts, sent_at)
+SELECT md5('sent' || n), 'emails', 'send-receipt', 'old-' || n, 'old-' || n, n % 64, false, '{}', '{}', 'sent', 1, 1, 0, extract(epoch FROM now())
+FROM generate_series(1, :rows) AS n
+"""
+
+
+def report(database: Callable[[], AbstractContextManager[str]]) -> None:
+    with database() as url:
+        engine = open_engine(url)
+        create(engine)
+        _with_waiting(engine, url)
+        _with_sent(engine)
+
+
+def _with_waiting(engine: Engine, url: str) -> None:
+    """The relay into an SQL queue, and the worker behind it, each a process, for a minute of a backlog that it can't finish."""
+    empty(engine)
+    fill(engine, WAITING)
+    for name, command in {"relay": ["relay"], "worker": ["work", APPLICATION, "--processes", "1"]}.items():
+        peaks = _peaks(["postroom", "--database", url, "--broker", url, *command])
+        print(f"{f'{name}, {WAITING:,} rows waiting':<44} {peaks[0]:>10.0f} MB after a quarter of a minute, {peaks[-1]:.0f} MB after a minute")
+
+
+def _with_sent(engine: Engine) -> None:
+    """The relay's rate in an empty table, and in one with so many sent rows."""
+    before = relay_rate(engine, 20_000)
+    empty(engine)
+    with engine.begin() as connection:
+        connection.execute(text(_SENT), {"rows": SENT})
+    after = relay_rate(engine, 20_000, keep=True)
+    print(f"{f'relay, {SENT:,} sent rows in the table':<44} {after:>10,.0f} rows/s, x {after / before:.2f} of an empty table")
+
+
+def _peaks(command: list[str]) -> list[float]:
+    """The greatest resident memory (MB) of any one process of this command, at four times in a minute."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([str(Path(sys.executable).parent / command[0]), *command[1:]], env=environment, stderr=subprocess.DEVNULL) as process:
+        peaks = []
+        for _ in range(4):
+            time.sleep(SECONDS / 4)
+            peaks.append(max(_peak(pid) for pid in (process.pid, *_children(process.pid))))
+        process.terminate()
+    return peaks
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _peak(pid: int) -> float:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0

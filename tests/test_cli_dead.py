@@ -1,0 +1,143 @@
+"""`postroom dead`, as an operator runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from postroom.adapters.sql.engine import open_engine
+from support.command import environment, postroom
+
+APPS = Path(__file__).parent / "apps"
+
+
+class Desk:
+    """An operator's, in the folder of the application `mail`."""
+
+    def __init__(self, database: str, folder: Path) -> None:
+        self.database = database
+        self.variables = {"POSTROOM_DATABASE": database, "BROKEN": str(folder / "broken")}
+        self.break_for()
+        self("schema", "create")
+        with open_engine(database).begin() as connection:
+            connection.execute(text("CREATE TABLE mails (id INTEGER PRIMARY KEY" + self._counts + ", customer VARCHAR(50) NOT NULL)"))
+
+    @property
+    def _counts(self) -> str:
+        return {"sqlite": "", "postgresql": " GENERATED ALWAYS AS IDENTITY", "mysql": " AUTO_INCREMENT"}[self.database.partition(":")[0]]
+
+    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        answer = postroom(*arguments, cwd=APPS, **self.variables)
+        assert answer.returncode == code, answer.stderr
+        return answer
+
+    def json(self, *arguments: str) -> list[dict]:
+        return [json.loads(line) for line in self(*arguments, "--json").stdout.splitlines()]
+
+    def break_for(self, *customers: str) -> None:
+        Path(self.variables["BROKEN"]).write_text(" ".join(customers))
+
+    def enqueue(self, *customers: str) -> None:
+        for customer in customers:
+            payload = json.dumps({"customer": customer})
+            self("enqueue", "send-mail", "--queue", "mails", "--key", f"mail-{customer}", "--payload", payload)
+
+    def work(self, code: int = 0) -> None:
+        self("work", "mail:jobs", "--drain", code=code)
+
+    def kill_jobs(self, *customers: str) -> None:
+        self.break_for(*customers)
+        self.enqueue(*customers)
+        self.work(code=1)
+        self.break_for()
+
+    @property
+    def mails(self) -> list[str]:
+        with open_engine(self.database).connect() as connection:
+            return sorted(connection.execute(text("SELECT customer FROM mails")).scalars())
+
+    @property
+    def replays(self) -> dict[str, int]:
+        with open_engine(self.database).connect() as connection:
+            rows = connection.execute(text("SELECT job_id, replays FROM postroom_ledger")).all()
+        return {row.job_id: row.replays for row in rows}
+
+
+@pytest.fixture
+def desk(sqlite_database_url: str, tmp_path: Path) -> Desk:
+    return Desk(sqlite_database_url, tmp_path)
+
+
+def test_dead_letters_from_the_first_look_to_the_last(desk: Desk):
+    desk.kill_jobs("ann", "bob")
+    [first, second] = desk.json("dead", "list")
+    assert {first["key"], second["key"]} == {"mail-ann", "mail-bob"}
+    assert "ann has no mailbox" in desk("dead", "list").stdout
+
+    [group] = desk.json("dead", "list", "--by-error", "--error", "ann has")
+    assert (group["count"], group["types"]) == (1, {"send-mail": 1})
+
+    [whole] = desk.json("dead", "show", "mail-ann")
+    assert whole["payload"] == {"customer": "ann"}
+    assert whole["headers"]["postroom-key"] == "mail-ann"
+    assert '"customer": "ann"' in desk("dead", "show", "mail-ann").stdout
+
+    assert desk.json("dead", "replay", "mail-ann") == [{"replayed": 1, "gone": 0, "done": 0, "conflict": 0}]
+    [gone] = desk.json("dead", "discard", "--type", "send-mail", "--reason", "bob is away")
+    assert gone["payload"] == {"customer": "bob"}
+    desk.work()
+    assert desk.mails == ["ann"]
+    assert desk("dead", "list").stdout.count("\n") == 1
+
+
+def test_who_names_no_letter_is_asked_which(desk: Desk):
+    for arguments in (["replay"], ["show"], ["discard", "--reason", "x"]):
+        assert "which ones?" in desk("dead", *arguments, code=2).stderr
+
+
+def test_a_discard_needs_a_reason(desk: Desk):
+    assert "--reason" in desk("dead", "discard", "mail-ann", code=2).stderr
+
+
+def test_a_letter_that_is_named_and_not_there_is_a_no(desk: Desk):
+    for arguments in (["replay", "mail-ann"], ["show", "mail-ann"], ["discard", "mail-ann", "--reason", "x"]):
+        assert desk("dead", *arguments, code=1).stderr == "postroom: there is no such dead letter (any more)\n"
+
+
+def test_nothing_to_replay_at_all_is_no_failure(desk: Desk):
+    desk("dead", "replay", "--all")
+
+
+def test_a_canary_that_no_worker_takes_leaves_the_others_and_tells_what_to_do(desk: Desk):
+    desk.kill_jobs("ann", "bob")
+    answer = desk("dead", "replay", "--all", "--canary-timeout", "300ms", code=1)
+    assert "went first, and it was not finished within 0.3 s: pending" in answer.stderr
+    assert "the 1 others were left where they are" in answer.stderr
+    assert "Is a worker running?" in answer.stderr
+    assert len(desk.json("dead", "list")) == 1
+    desk("dead", "replay", "--all", "--no-canary")
+    desk.work()
+    assert desk.mails == ["ann", "bob"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+def test_a_replay_killed_in_the_middle_loses_no_job_and_replays_none_twice(
+    kind: str, when: str, request: pytest.FixtureRequest, tmp_path: Path
+):
+    desk = Desk(request.getfixturevalue(f"{kind}_database_url"), tmp_path)
+    desk.kill_jobs("ann", "bob", "cleo")
+    command = [sys.executable, "stuck_replay.py", when]
+    with subprocess.Popen(command, cwd=APPS, env=environment(desk.variables), stdout=subprocess.PIPE, text=True) as replay:
+        assert replay.stdout.readline() == "stopped\n"
+        replay.kill()
+    desk.work()
+    assert len(desk.mails) == {"before": 1, "after": 2}[when]
+    desk("dead", "replay", "--all", "--no-canary")
+    desk.work()
+    assert desk.mails == ["ann", "bob", "cleo"]
+    assert set(desk.replays.values()) == {1}
+    assert desk.json("dead", "list") == []
