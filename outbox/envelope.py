@@ -31,6 +31,7 @@ REPLAYS = "postroom-replays"
 
 _FORMAT = 1
 _MAX_ID = 36
+_MAX_NUMBER = 2**31 - 1
 _SHOWN = 40
 
 
@@ -95,14 +96,21 @@ def digest(body: bytes) -> str:
 
 def _text(headers: Mapping[str, Header], name: str, limit: int) -> str:
     value = headers.get(name)
-    if isinstance(value, str) and 0 < len(value.encode(errors="replace")) <= limit and "\0" not in value:
+    if isinstance(value, str) and 0 < _size(value) <= limit and "\0" not in value:
         return value
     raise Undecodable(f"{name} is {_shown(value)}, not text of 1 to {limit} bytes")
 
 
+def _size(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:  # a lone surrogate: no text at all
+        return 0
+
+
 def _number(headers: Mapping[str, Header], name: str) -> int:
     value = headers.get(name)
-    if type(value) is int and value >= 0:
+    if type(value) is int and 0 <= value <= _MAX_NUMBER:
         return value
     raise Undecodable(f"{name} is {_shown(value)}, not a number from 0")
 

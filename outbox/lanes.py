@@ -72,7 +72,7 @@ class Lanes:
         self._lease = lease
         self._clock = clock
         self._renewing = Lock()
-        self._renewed_at = -math.inf
+        self._renewed_at = self._looked_at = -math.inf
         self._tenure = Tenure(relay=name)
 
     def look(self) -> Tenure:
@@ -80,10 +80,11 @@ class Lanes:
 
         Only between rounds: no message of these lanes may be in flight. While all lanes are held and fresh it asks nothing of the database.
         """
-        if self._clock() - self._renewed_at >= self._lease / 3:
-            self.renew()
-        elif self._tenure.whole:
+        if self._tenure.whole and not self._is_time(self._looked_at):
             return self._tenure
+        if self._is_time(self._renewed_at):
+            self.renew()
+        self._looked_at = self._clock()
         view = self._view()
         if view.surplus > 0 or (view.surplus < 0 and view.free):
             transact(self._engine, self._balance)
@@ -100,13 +101,16 @@ class Lanes:
 
     def doubt(self) -> None:
         """Something showed that lanes are lost: the next `look` asks the database."""
-        self._renewed_at = -math.inf
+        self._renewed_at = self._looked_at = -math.inf
 
     def release(self) -> None:
         """Give all back, so that others need not wait for the lease."""
         self._tenure = Tenure(relay=self._tenure.relay)
         self.doubt()
         transact(self._engine, self._part)
+
+    def _is_time(self, last: float) -> bool:
+        return self._clock() - last >= self._lease / 3
 
     def _view(self) -> _View:
         view = transact(reading(self._engine), self._read)

@@ -37,11 +37,11 @@ _PAGE = (
     .order_by(outbox.c.seq)
     .limit(bindparam("limit", type_=Integer))
 )
-_COUNTS = select(outbox.c.queue, func.count()).where(_PARKED).group_by(outbox.c.queue).order_by(outbox.c.queue)
+_COUNTS = select(outbox.c.queue, func.count().label("number")).where(_PARKED).group_by(outbox.c.queue).order_by(outbox.c.queue)
 _NAMED = (_PARKED, outbox.c.seq.in_(bindparam("seqs", expanding=True)))
 _LOCK = select(outbox.c.seq).where(*_NAMED).order_by(outbox.c.seq).with_for_update()
 _REPLAY = update(outbox).where(*_NAMED).values(status="pending", attempts=0, retry_at=None, holds=None)
-_REASON = bindparam("reason", type_=Text)
+_REASON = bindparam("reason", type_=Text) + func.coalesce(constant("; it was: ").concat(outbox.c.last_error), constant(""))
 _DISCARD = update(outbox).where(*_NAMED).values(status="dropped", sent_at=now(), retry_at=None, holds=None, last_error=_REASON)
 
 
@@ -74,7 +74,7 @@ class Parked:
 
     def counts(self) -> Mapping[str, int]:
         """Return how many rows are parked, for each queue that has any."""
-        return transact(reading(self._engine), lambda connection: dict(connection.execute(_COUNTS).tuples().all()))
+        return transact(reading(self._engine), lambda connection: {row.queue: row.number for row in connection.execute(_COUNTS)})
 
     def replay(self, seqs: Sequence[int]) -> Sequence[int]:
         """Let relays publish these rows again, at their old place in the line and with a clean count; return those that were parked.

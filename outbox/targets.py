@@ -33,7 +33,7 @@ _MEND = "then a savepoint, and with it the job, could be committed by itself and
 _THE_CONNECTION = "pass the connection of the transaction that the job belongs to: session.connection(bind_arguments={'mapper': YourModel})"
 
 
-def unscoped(target: Target | AsyncTarget) -> Any:  # noqa: ANN401 - what the registry holds
+def unscoped(target: Any) -> Any:  # noqa: ANN401 - whatever the caller passed
     """Return the session behind a scoped_session or async_scoped_session; any other target as it is."""
     return target.registry() if hasattr(target, "session_factory") else target
 

@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+import postroom.consumers.tables
+from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import open_engine
+from postroom.outbox import Outbox
 from support.command import environment, postroom
 
 APPS = Path(__file__).parent / "apps"
@@ -18,16 +22,16 @@ class Desk:
     """An operator's, in the folder of the application `mail`."""
 
     def __init__(self, database: str, folder: Path) -> None:
-        self.database = database
         self.variables = {"POSTROOM_DATABASE": database, "BROKEN": str(folder / "broken")}
+        self.engine = open_engine(database)
         self.break_for()
-        self("schema", "create")
-        with open_engine(database).begin() as connection:
-            connection.execute(text("CREATE TABLE mails (id INTEGER PRIMARY KEY" + self._counts + ", customer VARCHAR(50) NOT NULL)"))
+        schema.create(self.engine)
+        with self.engine.begin() as connection:
+            connection.execute(text(f"CREATE TABLE mails (id INTEGER PRIMARY KEY {self._counts}, customer VARCHAR(50) NOT NULL)"))
 
     @property
     def _counts(self) -> str:
-        return {"sqlite": "", "postgresql": " GENERATED ALWAYS AS IDENTITY", "mysql": " AUTO_INCREMENT"}[self.database.partition(":")[0]]
+        return {"sqlite": "", "postgresql": "GENERATED ALWAYS AS IDENTITY", "mysql": "AUTO_INCREMENT"}[self.engine.dialect.name]
 
     def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         answer = postroom(*arguments, cwd=APPS, **self.variables)
@@ -41,9 +45,9 @@ class Desk:
         Path(self.variables["BROKEN"]).write_text(" ".join(customers))
 
     def enqueue(self, *customers: str) -> None:
-        for customer in customers:
-            payload = json.dumps({"customer": customer})
-            self("enqueue", "send-mail", "--queue", "mails", "--key", f"mail-{customer}", "--payload", payload)
+        with self.engine.begin() as connection:
+            for customer in customers:
+                Outbox(queue="mails").enqueue(connection, "send-mail", {"customer": customer}, key=f"mail-{customer}")
 
     def work(self, code: int = 0) -> None:
         self("work", "mail:jobs", "--drain", code=code)
@@ -56,19 +60,21 @@ class Desk:
 
     @property
     def mails(self) -> list[str]:
-        with open_engine(self.database).connect() as connection:
+        with self.engine.connect() as connection:
             return sorted(connection.execute(text("SELECT customer FROM mails")).scalars())
 
     @property
     def replays(self) -> dict[str, int]:
-        with open_engine(self.database).connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.execute(text("SELECT job_id, replays FROM postroom_ledger")).all()
         return {row.job_id: row.replays for row in rows}
 
 
 @pytest.fixture
-def desk(sqlite_database_url: str, tmp_path: Path) -> Desk:
-    return Desk(sqlite_database_url, tmp_path)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_database_url"), tmp_path)
+    yield made
+    made.engine.dispose()
 
 
 def test_dead_letters_from_the_first_look_to_the_last(desk: Desk):
@@ -124,11 +130,8 @@ def test_a_canary_that_no_worker_takes_leaves_the_others_and_tells_what_to_do(de
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
-def test_a_replay_killed_in_the_middle_loses_no_job_and_replays_none_twice(
-    kind: str, when: str, request: pytest.FixtureRequest, tmp_path: Path
-):
-    desk = Desk(request.getfixturevalue(f"{kind}_database_url"), tmp_path)
+@pytest.mark.parametrize("desk", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_a_replay_killed_in_the_middle_loses_no_job_and_replays_none_twice(desk: Desk, when: str):
     desk.kill_jobs("ann", "bob", "cleo")
     command = [sys.executable, "stuck_replay.py", when]
     with subprocess.Popen(command, cwd=APPS, env=environment(desk.variables), stdout=subprocess.PIPE, text=True) as replay:

@@ -1,10 +1,7 @@
 """Replaying dead letters: each job once, whatever happens in between, on every backend."""
 
-import subprocess
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -70,7 +67,7 @@ def test_two_operators_at_once_replay_each_job_once(room: Postroom):
     for each in operators:
         each.join()
     room.drain()
-    assert sum((each[Fate.REPLAYED] for each in fates)) == len(keys)
+    assert sum(each[Fate.REPLAYED] for each in fates) == len(keys)
     assert room.runs == dict.fromkeys(keys, 1)
     assert {room.entry(key).replays for key in keys} == {1}
 

@@ -1,5 +1,7 @@
 """A job in the caller's transaction: what is written, where it goes, and in which kinds of session."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -324,3 +326,10 @@ def test_an_outbox_is_shared_by_threads(engine: Engine) -> None:
         thread.join()
     assert sorted(row.id for row in stored(engine)) == sorted(ids)
     assert len(set(ids)) == 80
+
+
+def test_importing_the_outbox_loads_no_client_library_no_orm_and_no_command_line() -> None:
+    heavy = ("pika", "confluent_kafka", "psycopg", "pymysql", "pydantic", "click", "rich", "sqlalchemy.orm", "sqlalchemy.ext.asyncio")
+    script = f"import sys, postroom.outbox; print([name for name in {heavy!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

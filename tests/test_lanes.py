@@ -160,6 +160,16 @@ def test_the_lease_is_renewed_when_a_third_of_it_has_passed(engine):
     assert lanes_of(engine, "b").look().lanes == ()
 
 
+def test_a_lone_relay_notices_another_though_a_thread_renews_its_lease(engine):
+    clock = Clock()
+    relay, newcomer = lanes_of(engine, "a", clock), lanes_of(engine, "b")
+    relay.look()
+    newcomer.look()
+    clock.time = LEASE / 3
+    relay.renew()
+    assert len(relay.look().lanes) == LANES / 2
+
+
 def test_many_relays_that_start_at_once_create_the_lanes_once_and_share_them(engine):
     crowd = [lanes_of(engine, f"relay-{number}") for number in range(4)]
     barrier = threading.Barrier(len(crowd))

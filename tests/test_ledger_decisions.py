@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from support.ledgers import claim
 
 from postroom.consumers.ledger import (
     Abandoned,
@@ -24,6 +23,7 @@ from postroom.consumers.ledger import (
 )
 from postroom.consumers.ledger.decide import LEAST_WAIT, MOST_WAIT, abandon, begin, may_begin_unseen, settle, tally
 from postroom.consumers.ledger.entry import CRASHES, Entry, Holder, replayed
+from support.ledgers import claim
 
 NOW = 100.0
 HOLDER = Holder(worker="worker-2", fence=22, lease=30.0, doubtful=frozenset({66}))

@@ -1,6 +1,6 @@
 """The tables of Postroom on a real database: made, required, printed.
 
-It knows the tables that have been imported: `postroom.consumers` imports them all.
+It knows the tables whose modules have been imported: the queue's always, all of them after `import postroom.consumers`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from postroom.adapters.errors import ConfigurationError, SchemaDrift, Unavailable
 
+from . import tables as _ours  # noqa: F401 - the queue's tables are known here by themselves
 from .drift import differences
 from .engine import prepare, reading
 from .metadata import metadata

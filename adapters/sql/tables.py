@@ -52,7 +52,8 @@ jobs = Table(
     UniqueConstraint("queue", "id", name="postroom_jobs_id"),
     CheckConstraint("status IN ('pending', 'running', 'done', 'failed')", name="postroom_jobs_status"),
     CheckConstraint("attempts >= 0 AND attempts <= max_attempts", name="postroom_jobs_attempts"),
-    CheckConstraint("(status = 'running') = (token IS NOT NULL AND lease_until IS NOT NULL)", name="postroom_jobs_lease"),
+    CheckConstraint("(status = 'running') = (token IS NOT NULL)", name="postroom_jobs_token"),
+    CheckConstraint("(status = 'running') = (lease_until IS NOT NULL)", name="postroom_jobs_lease"),
     CheckConstraint("(status IN ('done', 'failed')) = (finished_at IS NOT NULL)", name="postroom_jobs_end"),
     CheckConstraint("status <> 'failed' OR last_error IS NOT NULL", name="postroom_jobs_reason"),
 )

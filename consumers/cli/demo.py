@@ -17,6 +17,8 @@ from postroom.consumers.demo.story import APPLICATION, Story
 
 from .connect import broker, database
 from .options import Settings
+from .output import COLOURS
+from .status import what_next
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,16 +75,13 @@ class _Narrator:
     def tell(self, text: str) -> None:
         """A step."""
         self._step += 1
-        head, *rest = text.split("\n")
-        click.echo(click.style(f"{self._step}. {head}", bold=True))
-        for line in rest:
-            click.echo(click.style(f"   {line}", bold=True))
+        click.echo(click.style(f"{self._step}. " + text.replace("\n", "\n   "), bold=True))
 
     def show(self, status: JobStatus, facts: Mapping[str, int]) -> None:
         """What is there, now."""
-        colour = {"done": "green", "pending": "cyan"}.get(status.status, "yellow")
-        told = ", ".join(f"{name}: {count}" for name, count in facts.items())
-        click.echo(f"   status {status.key}: {click.style(status.status, fg=colour)} ({status.place}), {status.attempts} failed attempts; {told}\n")
+        click.echo(f"   $ postroom status {status.key}")
+        click.echo(f"   {status.type}  {click.style(status.status, fg=COLOURS[status.status])}  {what_next(status)}")
+        click.echo(f"   {', '.join(f'{name}: {count}' for name, count in facts.items())}\n")
 
 
 def _next(where: Settings, order: int) -> str:
@@ -90,6 +89,7 @@ def _next(where: Settings, order: int) -> str:
     lines = [f"export POSTROOM_DATABASE={redact(url)}", f"export POSTROOM_BROKER={redact(where.broker_url)}"]
     return "\n".join(
         [
+            "",
             "Try next:",
             "",
             *(f"  {line}{'    # with your password' if '***' in line else ''}" for line in lines),

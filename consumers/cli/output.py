@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-__all__ = ["ago", "clock", "countdown", "echo_json", "moment", "progress", "table"]
+__all__ = ["COLOURS", "ago", "clock", "countdown", "echo_json", "moment", "progress", "table"]
 
-_COLOURS = {"done": "green", "sent": "green", "failed": "red", "parked": "red", "running": "yellow", "abandoned": "yellow", "pending": "cyan"}
+COLOURS = {"done": "green", "sent": "green", "failed": "red", "parked": "red", "running": "yellow", "abandoned": "yellow", "pending": "cyan"}
 _STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
@@ -51,7 +51,7 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     shown = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        shown.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        shown.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
     Console().print(shown)
 
 

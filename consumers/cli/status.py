@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from postroom.consumers.dead import Letter
     from postroom.consumers.status import JobStatus
 
-__all__ = ["command"]
+__all__ = ["command", "what_next"]
 
 _INSTANTS = {"enqueued_at", "sent_at", "next_at", "finished_at", "now"}
 _SEARCHED = 1000
@@ -60,7 +60,7 @@ def command(settings: Settings, key_or_id: str, *, json: bool) -> int | None:
         for status in found:
             echo_json(_for_json(status))
     else:
-        table(["TYPE", "STATUS", "ATTEMPTS", "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"], map(_for_person, found))
+        table(["TYPE", "STATUS", "FAILED ATTEMPTS", "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"], map(_for_person, found))
     return None
 
 
@@ -77,21 +77,22 @@ def _for_json(status: JobStatus) -> dict[str, Any]:
 
 
 def _for_person(status: JobStatus) -> list[object]:
-    of = "" if status.max_attempts is None else f"/{status.max_attempts}"
-    return [status.type, status.status, f"{status.attempts}{of}", status.replays or None, _next(status), status.last_error, status.id]
+    of = "" if status.max_attempts is None else f" of {status.max_attempts}"
+    return [status.type, status.status, f"{status.attempts}{of}", status.replays or None, what_next(status), status.last_error, status.id]
 
 
-def _next(status: JobStatus) -> str:
+def what_next(status: JobStatus) -> str:
+    """What the job waits for, in words."""
     until = (status.next_at or status.now) - status.now
     match status.status, status.place:
         case "done", _:
-            return f"nothing: done at {clock(status.finished_at)}"
+            return f"nothing; done since {clock(status.finished_at)}"
         case "failed" | "parked", _:
             return f"postroom dead show {status.id}"
         case "abandoned", _:
-            return f"taken over: {status.worker} vanished, its lease ended {ago(-until)} ago"
+            return f"{status.worker} has vanished, its lease ended {ago(-until)} ago; the next worker takes over"
         case "running", _:
-            return f"its end: {status.worker} has it, lease for {ago(until)} more"
+            return f"{status.worker} runs it, under a lease for {ago(until)} more"
         case _, "outbox":
             waited = ago(status.now - status.enqueued_at)
             return f"in the outbox; to the broker in {ago(until)}" if until > 0 else f"in the outbox for {waited}; waits for a relay"

@@ -71,7 +71,7 @@ class Holder:
 
 
 def started(entry: Entry, claim: Claim, holder: Holder, now: float) -> Entry:
-    """pending -> running, on behalf of the claim's job, under a fresh fence and lease. Copy and replays are those of the message that is alive now."""
+    """pending -> running, on behalf of the claim's job, under a fresh fence and lease. Copy and replays are those of the message that is alive."""
     return replace(
         _freed(entry),
         status="running",

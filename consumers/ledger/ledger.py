@@ -136,10 +136,7 @@ class Ledger:
 
     def _work(self, connection: Connection, holder: Holder, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
         with bounded(connection):
-            round_ = Round(connection, holder, native_delay=self._native_delay)
-            done = round_.settle(finishes), round_.begin(claims)
-            round_.close()
-            return done
+            return Round(connection, holder, native_delay=self._native_delay).run(finishes, claims)
 
     def _settle_alone(self, finishes: Sequence[Finish]) -> list[Result]:
         """Store the finishes of a round that was blocked. Raises Unavailable when it was they that were blocked."""

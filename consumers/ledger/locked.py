@@ -8,10 +8,10 @@ from postroom.adapters.errors import IllegalTransition
 
 from .entry import Entry
 from .recordset import document
-from .statements import COLUMNS, PUT, PUT_EACH
+from .statements import COLUMNS, FINISH_LOCKED, PUT, PUT_EACH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sqlalchemy import Connection, Row
 
@@ -19,6 +19,8 @@ __all__ = ["Address", "Locked"]
 
 Address: TypeAlias = tuple[str, str, str]
 """Key, type and group: what makes a row the only one."""
+Change: TypeAlias = tuple[Entry, Entry]
+"""A row before and after."""
 
 
 class Locked:
@@ -51,7 +53,7 @@ class Locked:
         self._after[entry.id] = entry
 
     @property
-    def changes(self) -> list[tuple[Entry, Entry]]:
+    def changes(self) -> list[Change]:
         """Each row that changes, before and after, in the order in which they were read."""
         return [(before, self._after[before.id]) for before in self if before.id in self._after]
 
@@ -60,12 +62,21 @@ class Locked:
         changes = self.changes
         if not changes:
             return
-        if connection.dialect.update_returning:
-            stored = connection.execute(PUT, {"rows": document(_moved(before, after) for before, after in changes)}).rowcount
-        else:
-            stored = connection.execute(PUT_EACH, [{"row_id": after.id, **_moved(before, after)} for before, after in changes]).rowcount
+        stored = _store_together(connection, changes) if connection.dialect.update_returning else _store_each(connection, changes)
         if stored != len(changes):
             raise IllegalTransition(f"only {stored} of {len(changes)} rows of the ledger are as they were when they were locked; nothing changed")
+
+
+def _store_together(connection: Connection, changes: Sequence[Change]) -> int:
+    return connection.execute(PUT, {"rows": document(_moved(before, after) for before, after in changes)}).rowcount
+
+
+def _store_each(connection: Connection, changes: Sequence[Change]) -> int:
+    """For MySQL, which may lock all of a small table to change some rows of it together. What is done is quick all the same: it is all alike."""
+    done = [after.id for _, after in changes if after.status == "done"]
+    others = [{"row_id": after.id, **_moved(before, after)} for before, after in changes if after.status != "done"]
+    stored = connection.execute(FINISH_LOCKED, {"ids": done}).rowcount if done else 0
+    return stored + (connection.execute(PUT_EACH, others).rowcount if others else 0)
 
 
 def _moved(before: Entry, after: Entry) -> dict[str, Any]:

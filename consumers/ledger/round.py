@@ -1,13 +1,14 @@
 """A round: the finishes and the claims of many lanes in one transaction of few statements, in this order.
 
-1. `done` for all that are done, in one UPDATE that says which rows it found.
-2. The other finishes, and those that 1 has missed: lock the rows, decide, store.
-3. All keys that have no row are begun in one INSERT: the unique constraint is the check, so of two that race one begins.
-4. Keys that have one: lock the rows, decide, store. A row that another transaction holds at this moment is not waited for.
+1. All keys that have no row are begun in one INSERT: the unique constraint is the check, so of two that race one begins.
+2. `done` for all that are done, in one UPDATE that says which rows it found.
+3. The other finishes, and those that 2 has missed: lock the rows, decide, store.
+4. Claims on keys that have a row: lock the rows, decide, store. A row that another transaction holds at this moment is not waited for.
 5. The outbox rows of all of these: jobs that handlers enqueued, retries, deferred copies.
 
-When all goes well, that is 1 and 3. Locks are waited for in 1 and 2 on rows that this worker holds itself, and in 3 on keys, in their order:
-so rounds don't wait for each other in a circle where the database can say which rows it inserted (MySQL can't, and begins a deadlock's victim again).
+When all goes well, that is 1 and 2. Rounds can't wait for each other in a circle: an INSERT waits for other inserts in the order of the keys, and for
+whoever is changing a row of its keys, who is past his own INSERT; finishes wait for rows that this worker holds itself; 4 waits for nobody.
+(On MySQL 1 is a look, an INSERT and another look, and 2 is part of 3.)
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .answers import Done, Failed, Finished, Later, RunningElsewhere, Started, W
 from .decide import begin, may_begin_unseen, settle
 from .locked import Locked
 from .recordset import document
-from .statements import ADDRESS, FINISH_MANY, INSERT_ABSENT, INSERTED, LOCK_BY_ADDRESS, LOCK_BY_ID, READ_BY_ADDRESS
+from .statements import ADDRESS, FINISH_MANY, INSERT_ABSENT, INSERT_EACH, INSERTED, LOCK_BY_ADDRESS, LOCK_BY_ID, NOW, READ_BY_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from sqlalchemy import Connection, Select
+    from sqlalchemy import Connection, Row, Select
 
     from postroom.outbox.rows import NewRow
 
@@ -43,7 +44,7 @@ HELD_NOW = 1.0
 
 
 class Round:
-    """One round in one open transaction: `settle`, then `begin`, then `close`; then the caller commits."""
+    """One round in one open transaction, which the caller commits."""
 
     def __init__(self, connection: Connection, holder: Holder, *, native_delay: bool) -> None:
         self._connection = connection
@@ -52,25 +53,22 @@ class Round:
         self._outgoing: list[NewRow] = []
         self._returns = connection.dialect.update_returning
 
-    def settle(self, finishes: Sequence[Finish]) -> list[Result]:
-        """Store what ended; return a result for each, in order."""
-        stored = self._finish_many([finish for finish in finishes if isinstance(finish, Done)])
-        late = iter(self._settle_each([finish for finish in finishes if _attempt_of(finish) not in stored]))
-        return [Finished() if _attempt_of(finish) in stored else next(late) for finish in finishes]
-
-    def begin(self, claims: Sequence[Claim]) -> list[Answer]:
-        """Answer each claim, in order. Of two on one new key the first is begun."""
+    def run(self, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
+        """Store what ended, and answer each claim as it is after that; both in order. Of two claims on one new key the first is begun."""
         answers: dict[int, Answer] = {place: Later() for place, claim in enumerate(claims) if not may_begin_unseen(claim)}
         answers |= self._begin_new({place: claim for place, claim in enumerate(claims) if place not in answers})
+        results = self._settle_all(finishes)
         answers |= self._begin_known({place: claim for place, claim in enumerate(claims) if place not in answers})
         ordered = [answers[place] for place in range(len(claims))]
         if not self._native_delay:
             self._defer(claims, ordered)
-        return ordered
-
-    def close(self) -> None:
-        """Write the outbox rows."""
         insert_rows(self._connection, self._outgoing)
+        return results, ordered
+
+    def _settle_all(self, finishes: Sequence[Finish]) -> list[Result]:
+        stored = self._finish_many([finish for finish in finishes if isinstance(finish, Done)])
+        late = iter(self._settle_each([finish for finish in finishes if _attempt_of(finish) not in stored]))
+        return [Finished() if _attempt_of(finish) in stored else next(late) for finish in finishes]
 
     def _finish_many(self, finishes: Sequence[Done]) -> set[tuple[int, int]]:
         """Store the attempts that are done and still hold; return them. None on MySQL, which could not say which they were."""
@@ -116,11 +114,32 @@ class Round:
         """Insert a running row for each key that has none; return the ids of the new rows."""
         if not claims:
             return {}
-        given = {"rows": document(map(_new_row, claims)), "fence": self._holder.fence}
-        insert = INSERT_ABSENT[self._connection.dialect.name]
-        inserted = self._connection.execute(insert, given | {"lease": self._holder.lease, "worker": self._holder.worker})
-        rows = inserted if self._returns else self._connection.execute(INSERTED, given)
-        return {(key, type_, group): row_id for row_id, key, type_, group in rows.all()}
+        inserted = self._insert_together(claims) if self._returns else self._insert_each(claims)
+        return {(key, type_, group): row_id for row_id, key, type_, group in inserted}
+
+    def _insert_together(self, claims: Sequence[Claim]) -> Sequence[Row[Any]]:
+        holder = {"fence": self._holder.fence, "lease": self._holder.lease, "worker": self._holder.worker}
+        return self._connection.execute(INSERT_ABSENT[self._connection.dialect.name], {"rows": document(map(_new_row, claims)), **holder}).all()
+
+    def _insert_each(self, claims: Sequence[Claim]) -> Sequence[Row[Any]]:
+        """For MySQL, whose INSERT can't say what it has inserted, and waits for rows that are only being changed: so it gets none that are there."""
+        addresses = {_address_of(claim) for claim in claims}
+        known = self._look(READ_BY_ADDRESS, addresses)
+        now = self._connection.execute(NOW).scalar_one()
+        begun = {
+            "status": "running",
+            "attempts": 0,
+            "suspicions": 0,
+            "fence": self._holder.fence,
+            "taken_at": now,
+            "lease_until": now + self._holder.lease,
+            "worker": self._holder.worker,
+        }
+        new = [_new_row(claim) | begun for claim in claims if known.at(_address_of(claim)) is None]
+        if not new:
+            return []
+        self._connection.execute(INSERT_EACH, new)
+        return self._connection.execute(INSERTED, {"rows": document(map(_new_row, claims)), "fence": self._holder.fence}).all()
 
     def _fresh(self, row_id: int, claim: Claim) -> Started:
         return Started(id=row_id, fence=self._holder.fence, attempt=1, max_attempts=claim.max_attempts)

@@ -23,14 +23,17 @@ __all__ = [
     "ADDRESS",
     "COLUMNS",
     "FINISH",
+    "FINISH_LOCKED",
     "FINISH_MANY",
     "HELD",
     "INSERTED",
     "INSERT_ABSENT",
+    "INSERT_EACH",
     "LOCK_BY_ADDRESS",
     "LOCK_BY_ID",
     "LOCK_BY_WORKER",
     "LOCK_HELD",
+    "NOW",
     "OLD",
     "PURGE",
     "PUT",
@@ -73,14 +76,14 @@ _found = (ledger.c.id, *(type_coerce(column, Text).label(column.name) for column
 INSERT_ABSENT = {
     "postgresql": postgresql.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(*_found),
     "sqlite": sqlite.insert(ledger).from_select(_into, _all_begun).on_conflict_do_nothing().returning(*_found),
-    "mysql": mysql.insert(ledger).from_select(_into, _all_begun).on_duplicate_key_update(id=ledger.c.id),
-    "mariadb": mysql.insert(ledger).from_select(_into, _all_begun).on_duplicate_key_update(id=ledger.c.id),
 }
 """Begin every key that has no row yet. Waits for a transaction that is just inserting one of them: the constraint is the check."""
+INSERT_EACH = mysql.insert(ledger).values({name: bindparam(name) for name in _into}).on_duplicate_key_update(id=ledger.c.id)
+"""The same for MySQL, which would lock the table for INSERT ... SELECT; its driver makes one statement of many plain values."""
 
 
 def _by_index(found: Select[Any], index: str) -> Select[Any]:
-    """Find rows as written, from left to right and by this index, so that MySQL locks those and no others: it would rather read a small table whole."""
+    """Find rows from left to right and by this index, so that MySQL locks those and no others: it would rather read a small table whole."""
     for dialect in ("mysql", "mariadb"):
         found = found.prefix_with("STRAIGHT_JOIN", dialect=dialect).with_hint(ledger, f"FORCE INDEX ({index})", dialect)
     return found
@@ -91,11 +94,13 @@ def _of(given: TableValuedAlias, index: str, *columns: ColumnElement[Any]) -> Se
     return _by_index(select(*columns).select_from(given).join(ledger, same), index)
 
 
+NOW = select(now())
+
 _KEY = "postroom_ledger_key"
 _entry = (*(ledger.c[name] for name in COLUMNS), now().label("now"))
 
 INSERTED = _of(_addressed, _KEY, ledger.c.id, *ADDRESS).where(ledger.c.fence == bindparam("fence"))
-"""Which rows INSERT_ABSENT has inserted, for a database that can't say: those with the fence of this round."""
+"""Which rows INSERT_EACH has inserted, for MySQL can't say: those with the fence of this round."""
 
 READ_BY_ADDRESS = _of(_addressed, _KEY, *_entry)
 LOCK_BY_ADDRESS = READ_BY_ADDRESS.order_by(*ADDRESS).with_for_update(of=ledger, skip_locked=True)
@@ -113,6 +118,8 @@ FINISH = update(ledger).where(ledger.c.id == bindparam("row_id"), ledger.c.fence
 FINISH_MANY = (
     update(ledger).where(ledger.c.id == _held.c.id, ledger.c.fence == _held.c.fence, _IS_RUNNING).values(_done).returning(ledger.c.id, ledger.c.fence)
 )
+FINISH_LOCKED = update(ledger).where(ledger.c.id.in_(bindparam("ids", expanding=True)), _IS_RUNNING).values(_done)
+"""Only of rows that LOCK_BY_ID has locked, and whose fence was right."""
 
 PUT = (
     update(ledger)

@@ -16,7 +16,7 @@ def put_back_and_stop(self: SqlDeadLetters, ids: Sequence[str], headers: object 
     global calls  # noqa: PLW0603 - of this process alone
     calls += 1
     back = put_back(self, ids, headers) if calls == 1 or when == "after" else []
-    if calls == 2:  # noqa: PLR2004 - the second letter
+    if calls == 2:
         print("stopped", flush=True)
         threading.Event().wait()
     return back

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, Row, select, text
+from sqlalchemy import Engine, Row, insert, null, select, text
 
 from postroom.adapters.sql.engine import open_engine
 from postroom.adapters.sql.metadata import metadata
+from postroom.adapters.sql.types import now
 from postroom.outbox.envelope import Envelope
 from postroom.outbox.rows import NewRow, build_row, insert_rows
 from postroom.outbox.tables import lanes, outbox, relays
@@ -42,6 +43,16 @@ def enqueue(engine: Engine, *rows: NewRow) -> None:
 def enqueue_ids(engine: Engine, *ids: str, key: str = "", **how: Any) -> None:
     """Commit a row for each id: all of one key, or each with a key of its own."""
     enqueue(engine, *(new_row(job_id, key, **how) for job_id in ids))
+
+
+def fill(engine: Engine, ids: Iterable[str], *, status: str = "pending") -> None:
+    """Commit very many rows at once, all due for a day, each of a key of its own."""
+    columns = ("id", "queue", "type", "key", "ordering_key", "lane", "ordered", "body", "headers")
+    rows = [{name: row[name] for name in columns} for row in map(new_row, ids)]
+    due_since = now() - 86400.0
+    with engine.begin() as connection:
+        sent_at = due_since if status == "sent" else null()
+        connection.execute(insert(outbox).values(status=status, enqueued_at=due_since, available_at=due_since, attempts=0, sent_at=sent_at), rows)
 
 
 def rows_of(engine: Engine) -> Mapping[str, Row[Any]]:

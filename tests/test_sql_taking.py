@@ -1,0 +1,170 @@
+"""How the SQL adapter takes jobs: what is locked, what is looked at, and what happens when two takes meet."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, String, case, cast, func, insert, literal, null, select, update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.postgresql import BYTEA
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from postroom.adapters.seam import Message, Queue
+from postroom.adapters.sql.dialects import dialect_of
+from postroom.adapters.sql.due import next_in_line, oldest
+from postroom.adapters.sql.statements import BY_ARRAY, LAPSED, OLD, RECLAIM, TAKE
+from postroom.adapters.sql.tables import jobs
+from support.sql import Broker, broker_at
+
+
+@pytest.fixture
+def broker(database_url: str) -> Iterator[Broker]:
+    with broker_at(database_url, Queue(name="emails"), Queue(name="orders", ordered=True)) as broker:
+        yield broker
+
+
+def _request(carrier: str, most: int) -> Mapping[str, Any]:
+    return {"carrier": carrier, "most": most, "receipt": uuid4().hex, "holder": "test", "lease": 30.0}
+
+
+def _take(engine: Engine, carrier: str = "emails", most: int = 1) -> list[str]:
+    with engine.begin() as connection:
+        return [row.id for row in dialect_of(engine).takes[carrier == "orders"](connection, _request(carrier, most))]
+
+
+@pytest.mark.parametrize("queue", ["emails", "orders"])
+def test_s073_of_two_takes_that_meet_one_gets_the_job(broker: Broker, queue: str) -> None:
+    broker.publish("one", queue=queue, key="k")
+    with ThreadPoolExecutor() as pool:
+        with broker.engine.begin() as connection:
+            first = dialect_of(broker.engine).takes[queue == "orders"](connection, _request(queue, 10))
+            second = pool.submit(_take, broker.engine, queue, 10)
+            if broker.engine.dialect.name != "sqlite":  # there it waits for us to end
+                second.result(30)
+        assert ([row.id for row in first], second.result(60)) == (["one"], [])
+
+
+def test_s073_the_claim_is_a_conditional_update_also_where_no_row_can_be_locked() -> None:
+    compiled = str(TAKE.where(jobs.c.seq.in_(oldest("seq")), jobs.c.token.is_(None)).compile(dialect=sqlite.dialect()))
+    assert compiled.startswith("UPDATE postroom_jobs SET")
+    assert "FOR UPDATE" not in compiled
+    assert "postroom_jobs.token IS NULL" in compiled
+
+
+def test_s083_a_take_locks_no_more_than_it_returns(server_database_url: str) -> None:
+    with broker_at(server_database_url) as broker:
+        broker.publish(*(f"job-{number:03}" for number in range(200)))
+        with broker.engine.begin() as connection:
+            dialect_of(broker.engine).takes[0](connection, _request("emails", 10))
+            assert _take(broker.engine, most=5) == [f"job-{number:03}" for number in range(10, 15)]
+
+
+def test_one_job_of_a_line_runs_at_a_time_even_when_a_job_with_an_earlier_place_comes_late(broker: Broker) -> None:
+    broker.publish("second", queue="orders", key="k")
+    assert _take(broker.engine, "orders", 10) == ["second"]
+    broker.publish("first", queue="orders", key="k")
+    with broker.engine.begin() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == "first").values(due_at=1.0, available_at=1.0))
+    assert _take(broker.engine, "orders", 10) == []
+
+
+def test_the_database_itself_allows_one_running_job_of_a_line(broker: Broker) -> None:
+    broker.publish("a", "b", queue="orders", key="k")
+    running = {"status": "running", "token": "t", "lease_until": 9e9, "taken_at": 1.0, "in_flight": jobs.c.line}
+    with pytest.raises(IntegrityError), broker.engine.begin() as connection:
+        connection.execute(update(jobs).values(running))
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"status": "lost"},
+        {"attempts": 6},
+        {"attempts": -1},
+        {"status": "running"},
+        {"token": "t"},
+        {"status": "done"},
+        {"finished_at": 1.0},
+        {"status": "failed", "finished_at": 1.0},
+    ],
+    ids=str,
+)
+def test_impossible_states_can_not_be_stored(broker: Broker, impossible: Mapping[str, object]) -> None:
+    broker.publish("one", max_attempts=5)
+    with pytest.raises((IntegrityError, OperationalError)), broker.engine.begin() as connection:  # the latter is MariaDB's for a CHECK
+        connection.execute(update(jobs).values(impossible))
+
+
+def test_jobs_behind_a_long_line_are_found_beyond_the_ones_that_are_looked_at_first(broker: Broker) -> None:
+    hot = [Message(id=f"hot-{number}", queue="orders", body=b"", ordering_key="hot") for number in range(700)]
+    broker.adapter.publish(hot)
+    with broker.engine.begin() as connection:  # the first of the line waits for its retry
+        connection.execute(update(jobs).where(jobs.c.id == "hot-0").values(available_at=jobs.c.available_at + 3600))
+        connection.execute(update(jobs).values(due_at=jobs.c.due_at - 60, available_at=jobs.c.available_at - 60))
+    broker.publish("other", queue="orders", key="other")
+    assert _take(broker.engine, "orders", 10) == ["other"]
+
+
+def test_two_threads_that_take_from_one_line_never_fail(broker: Broker) -> None:
+    broker.publish(*(f"job-{number:03}" for number in range(60)), queue="orders", key="k")
+    start, seen = threading.Barrier(2), []
+
+    def work(name: str) -> None:
+        consumer = broker.consumer("orders", name=name)
+        start.wait()
+        while len(seen) < 60:
+            for delivery in consumer.receive(10, 0.01):
+                seen.append(delivery.message.id)
+                consumer.ack([delivery])
+
+    with ThreadPoolExecutor() as pool:
+        for result in [pool.submit(work, name) for name in ("a", "b")]:
+            result.result(120)
+    assert seen == [f"job-{number:03}" for number in range(60)]
+
+
+def _plan(engine: Engine, statement: Any, **parameters: object) -> str:
+    compiled = statement.compile(dialect=engine.dialect)
+    with engine.connect() as connection:
+        return "\n".join(connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.construct_params(parameters)).scalars())
+
+
+def test_s082_each_statement_of_the_hot_path_reads_one_narrow_index(postgresql_database_url: str) -> None:
+    with broker_at(postgresql_database_url, Queue(name="emails"), Queue(name="orders", ordered=True)) as broker:
+        _fill(broker.engine)
+        seqs = list(range(100, 228))
+        index_of = {
+            "postroom_jobs_due": [
+                _plan(broker.engine, oldest("seq"), carrier="emails", most=128),
+                *(_plan(broker.engine, statement, carrier="orders", most=128) for statement in next_in_line("seq")),
+            ],
+            "postroom_jobs_pkey": [_plan(broker.engine, statement, seqs=seqs, receipt="r") for statement in (BY_ARRAY.ack, BY_ARRAY.release)],
+            "postroom_jobs_leases": [_plan(broker.engine, statement) for statement in (LAPSED, RECLAIM)],
+            "postroom_jobs_done": [_plan(broker.engine, OLD, age=10.0, most=1000)],
+        }
+    for index, plans in index_of.items():
+        for plan in plans:
+            assert index in plan
+            assert "Seq Scan" not in plan
+
+
+def _fill(engine: Engine) -> None:
+    """Many jobs that are done, some that wait, and no statistics: as it is a minute after a start."""
+    number = func.generate_series(1, 20_000).column_valued("number")
+    is_done = number > 2_000
+    values = {
+        "id": cast(number, String),
+        "body": cast(b"", BYTEA),
+        "headers": cast(b"", BYTEA),
+        "status": case((is_done, "done"), else_="pending"),
+        "finished_at": case((is_done, number)),
+        **dict.fromkeys(("attempts", "replays"), literal(0)),
+        **dict.fromkeys(("max_attempts", "enqueued_at", "due_at", "available_at"), number),
+    }
+    with engine.begin() as connection:
+        for queue, line in {"emails": null(), "orders": literal("k") + cast(number % 500, String)}.items():
+            row = values | {"queue": literal(queue), "line": line}
+            connection.execute(insert(jobs).from_select([*row], select(*row.values())))

@@ -1,0 +1,216 @@
+"""Where is order 4711's email? What `postroom status` and `postroom stats` tell at each point of a job's life."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from postroom.adapters.seam import Message
+from postroom.consumers.cli.status import what_next
+from postroom.consumers.ledger.tables import ledger
+from postroom.consumers.stats import stats_of
+from postroom.consumers.status import JobStatus, status_of
+from postroom.outbox.relay import Relay
+from postroom.outbox.tables import outbox
+from support.command import postroom
+from support.postrooms import Postroom, postroom_at
+
+
+@pytest.fixture
+def room(database_url: str) -> Iterator[Postroom]:
+    with postroom_at(database_url, database_url) as made:
+        yield made
+
+
+@pytest.fixture
+def small_room(sqlite_database_url: str) -> Iterator[Postroom]:
+    with postroom_at(sqlite_database_url, sqlite_database_url) as made:
+        yield made
+
+
+def only(room: Postroom, name: str = "order-4711") -> JobStatus:
+    [status] = status_of(room.engine, name)
+    return status
+
+
+def relay(room: Postroom) -> None:
+    Relay(room.engine, room.adapter).drain()
+
+
+def change_entry(room: Postroom, **values: object) -> None:
+    with room.engine.begin() as connection:
+        connection.execute(update(ledger).values(**values))
+
+
+def test_a_job_is_told_at_each_point_of_its_life(room: Postroom):
+    room.enqueue("order-4711")
+    waiting = only(room)
+    assert (waiting.status, waiting.place, waiting.attempts) == ("pending", "outbox", 0)
+    assert waiting.next_at is not None
+    assert waiting.next_at <= waiting.now
+
+    relay(room)
+    assert (only(room).status, only(room).place) == ("pending", "broker")
+
+    room.broken["order-4711"] = "no mail server"
+    room.drain()
+    failed = only(room)
+    assert (failed.status, failed.place, failed.attempts, failed.max_attempts) == ("failed", "ledger", 1, 1)
+    assert failed.last_error == "no mail server"
+    assert failed.finished_at is not None
+
+    room.broken.clear()
+    room.ledger.retry(room.entry("order-4711").id, replays=0)
+    assert (only(room).status, only(room).replays) == ("pending", 1)
+    [(place, letter)] = room.dead()
+    place.put_back([letter.id], {"postroom-replays": 1})
+    room.drain()
+    assert (only(room).status, only(room).replays, only(room).id) == ("done", 1, waiting.id)
+
+
+def test_a_job_is_found_by_its_id(room: Postroom):
+    room.enqueue("order-4711", "order-4712")
+    job = only(room).id
+    assert only(room, job).key == "order-4711"
+    room.drain()
+    assert (only(room, job).key, only(room, job).status) == ("order-4711", "done")
+
+
+def test_of_an_unknown_name_nothing_is_told(room: Postroom):
+    assert status_of(room.engine, "order-4711") == []
+
+
+def test_keys_are_told_apart_byte_by_byte(room: Postroom):
+    room.enqueue("order-4711")
+    assert status_of(room.engine, "Order-4711") == []
+    assert status_of(room.engine, "order-4711 ") == []
+
+
+def test_a_job_that_the_broker_refused_is_parked(small_room: Postroom):
+    small_room.enqueue("order-4711")
+    small_room.park("order-4711", "message too large")
+    assert (only(small_room).status, only(small_room).last_error) == ("parked", "message too large")
+
+
+def test_a_delayed_job_tells_when_it_goes_on(small_room: Postroom):
+    with small_room.engine.begin() as connection:
+        small_room.outbox.enqueue(connection, "send", None, key="order-4711", delay=7200)
+    status = only(small_room)
+    assert 7190 < status.next_at - status.now <= 7200
+    assert what_next(status).startswith("in the outbox; to the broker in 1h 59m")
+
+
+def test_a_running_job_whose_lease_has_ended_is_abandoned(small_room: Postroom):
+    small_room.enqueue("order-4711")
+    small_room.drain()
+    change_entry(small_room, status="running", worker="vm-1", lease_until=only(small_room).now + 30, finished_at=None)
+    assert only(small_room).status == "running"
+    assert "vm-1 runs it, under a lease for 2" in what_next(only(small_room))
+    change_entry(small_room, lease_until=only(small_room).now - 5)
+    assert only(small_room).status == "abandoned"
+    assert what_next(only(small_room)).startswith("vm-1 has vanished, its lease ended 5s ago")
+
+
+def test_a_retry_that_waits_tells_when_it_is_due(small_room: Postroom):
+    small_room.enqueue("order-4711")
+    small_room.drain()
+    change_entry(small_room, status="pending", retry_at=only(small_room).now + 60, finished_at=None)
+    assert (only(small_room).status, only(small_room).place) == ("pending", "broker")
+    assert what_next(only(small_room)) == "next attempt in 59s"
+
+
+def test_two_jobs_about_one_order_are_told_one_by_one(small_room: Postroom):
+    small_room.enqueue("order-4711")
+    small_room.drain()
+    small_room.enqueue("order-4711")
+    first, second = status_of(small_room.engine, "order-4711")
+    assert (first.status, second.status) == ("done", "pending")
+    small_room.drain()
+    assert [status.status for status in status_of(small_room.engine, "order-4711")] == ["done", "done"]
+
+
+def test_the_ledger_remembers_when_the_outbox_has_forgotten(small_room: Postroom):
+    small_room.enqueue("order-4711")
+    small_room.drain()
+    job = only(small_room).id
+    with small_room.engine.begin() as connection:
+        connection.execute(outbox.delete())
+    assert (only(small_room).status, only(small_room).id) == ("done", job)
+
+
+def test_a_job_that_no_handler_takes_is_found_among_the_dead_letters(small_room: Postroom, tmp_path: Path):
+    small_room.enqueue("order-4711", type_="unknown")
+    small_room.drain()
+    [told] = status_json(small_room, "order-4711", cwd=tmp_path)
+    assert told["status"] == "failed"
+    assert "unknown" in told["last_error"]
+
+
+def test_the_command_answers_in_a_table_and_in_json(small_room: Postroom, tmp_path: Path):
+    small_room.kill_jobs("order-4711")
+    url = small_room.engine.url.render_as_string()
+    table = postroom("--database", url, "status", "order-4711", cwd=tmp_path).stdout.splitlines()
+    assert table[0].split() == ["TYPE", "STATUS", "FAILED", "ATTEMPTS", "REPLAYS", "WHAT", "NEXT", "LAST", "ERROR", "JOB"]
+    assert "send  failed  1 of 1" in table[1]
+    assert "no mail server" in table[1]
+    [told] = status_json(small_room, "order-4711", cwd=tmp_path)
+    assert (told["key"], told["status"], told["attempts"], told["max_attempts"]) == ("order-4711", "failed", 1, 1)
+    assert told["finished_at"].endswith("Z")
+
+
+def test_the_command_says_no_to_an_unknown_key(small_room: Postroom, tmp_path: Path):
+    answer = postroom("--database", small_room.engine.url.render_as_string(), "status", "order-1", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr == "postroom: nothing is known of 'order-1': no job in outbox or ledger has this key or id\n"
+
+
+def test_without_tables_it_names_the_command_that_makes_them(tmp_path: Path):
+    answer = postroom("status", "order-4711", cwd=tmp_path)
+    assert answer.returncode == 3
+    assert "no such table: postroom_outbox; run `postroom schema create`" in answer.stderr
+
+
+def test_stats_count_what_is_where(room: Postroom):
+    room.kill_jobs("order-1")
+    room.enqueue("order-2")
+    room.drain()
+    room.enqueue("order-3", "order-4", "order-5")
+    relay(room)
+    room.enqueue("order-6", "order-7")
+    room.park("order-7", "message too large")
+    stats = stats_of(room.engine, room.adapter)
+    [emails] = stats.queues
+    assert (emails.queue, emails.outbox) == ("emails", {"pending": 1, "parked": 1})
+    assert {name: emails.broker[name] for name in ("pending", "running", "failed")} == {"pending": 3, "running": 0, "failed": 1}
+    assert emails.ledger == {"done": 1, "failed": 1}
+    assert stats.oldest_due is not None
+    assert 0 <= stats.lag < 60
+
+
+def test_the_lag_is_the_oldest_due_row_s_and_none_when_nothing_is_due(small_room: Postroom):
+    with small_room.engine.begin() as connection:
+        small_room.outbox.enqueue(connection, "send", None, key="order-1", delay=7200)
+    assert stats_of(small_room.engine, small_room.adapter).lag == 0
+    small_room.enqueue("order-2")
+    with small_room.engine.begin() as connection:
+        connection.execute(update(outbox).where(outbox.c.key == "order-2").values(available_at=outbox.c.available_at - 90))
+    assert 90 <= stats_of(small_room.engine, small_room.adapter).lag < 150
+
+
+def test_the_stats_command_answers_in_a_table_and_in_json(small_room: Postroom, tmp_path: Path):
+    small_room.adapter.publish([Message(id="x", queue="emails", body=b"?")])
+    url = small_room.engine.url.render_as_string()
+    lines = postroom("--database", url, "stats", cwd=tmp_path).stdout.splitlines()
+    assert lines[1].split() == ["emails", "0", "0", "1", "0", "0", "0", "0"]
+    assert lines[-1] == "lag: 0s"
+    told = json.loads(postroom("--database", url, "stats", "--json", cwd=tmp_path).stdout)
+    assert told["queues"][0]["broker"]["pending"] == 1
+    assert told["lag"] == 0
+
+
+def status_json(room: Postroom, name: str, *, cwd: Path) -> list[dict]:
+    answer = postroom("--database", room.engine.url.render_as_string(), "status", name, "--json", cwd=cwd)
+    assert answer.returncode == 0, answer.stderr
+    return [json.loads(line) for line in answer.stdout.splitlines()]
