@@ -1,8 +1,4 @@
-"""The next rows to send: a plain SELECT, for the lanes already say who may send them.
-
-Rows leave oldest due first. A row whose publish must be tried again waits for its `retry_at`, and the later rows of its ordering key in its queue
-wait for it (`holds`); nobody else does.
-"""
+"""The next rows to send: plain reads, for the lanes already say who may send them."""
 
 from __future__ import annotations
 
@@ -11,31 +7,29 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, SmallInteger, and_, any_, bindparam, case, func, literal_column, or_, select, true
+import msgspec
 
+from postroom.adapters.seam import Message, Outcome, Verdict
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import transact
-from postroom.adapters.sql.types import constant, now
 
+from .due import AGAIN, BODIES, FRESH, WHOLE
 from .lanes import Tenure
-from .rows import MESSAGE, message_of
-from .tables import outbox
+from .rows import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection, Engine, Row, Select
 
-    from postroom.adapters.seam import Message
-
     from .options import RelayOptions
 
-__all__ = ["Batch", "Due", "Line", "Place", "among", "due_query"]
+__all__ = ["Answer", "Batch", "Due", "Line", "Place"]
 
-INLINE = 16 * 1024
-"""Payloads up to this size (bytes) come with their rows; larger ones are fetched when it is known how many fit into memory."""
 RESCAN = 1.0
 """While there is a backlog, the line is read from its very beginning at least this often (seconds)."""
+
+_UNREADABLE = (msgspec.MsgspecError, TypeError, ValueError)
 
 Place: TypeAlias = tuple[str, str]
 """Whom a row may hold back: the rows of its queue with its ordering key."""
@@ -51,61 +45,20 @@ class Due:
     attempts: int
 
 
+Answer: TypeAlias = tuple[Due, Outcome]
+"""What became of a row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of one round in the order in which they leave, and whether there may be more behind them."""
+    """The rows of one round in the order in which they leave, and whether there may be more behind them.
+
+    `refused` are rows that are no messages: something else than Postroom, or one much newer, wrote them.
+    """
 
     rows: Sequence[Due] = ()
+    refused: Sequence[Answer] = ()
     more: bool = False
-
-
-def among(column: ColumnElement[int], name: str, dialect: str) -> ColumnElement[bool]:
-    """Whether `column` is one of the list bound to `name`: on PostgreSQL one array, so that the statement stays the same for every length."""
-    if dialect == "postgresql":
-        kind = SmallInteger if isinstance(column.type, SmallInteger) else BigInteger
-        return column == any_(bindparam(name, type_=ARRAY(kind)))
-    return column.in_(bindparam(name, expanding=True))
-
-
-# Constants are written out in these statements: a partial index is no use to a plan that does not know them.
-_PENDING = outbox.c.status == constant("pending")
-_SIZE = func.length(outbox.c.body).label("size")
-_SMALL = case((func.length(outbox.c.body) <= literal_column(str(INLINE)), outbox.c.body)).label("body")
-_COLUMNS = (outbox.c.seq, outbox.c.attempts, outbox.c.available_at, _SIZE, _SMALL, *(column for column in MESSAGE if column is not outbox.c.body))
-_HOLDER = outbox.alias("holder")
-# A scalar subquery and not an EXISTS: one look into a nearly empty index for each row, which no planner turns into a join of all with all.
-_FIRST_HOLDER = (
-    select(_HOLDER.c.seq)
-    .where(
-        _HOLDER.c.holds == outbox.c.ordering_key,
-        _HOLDER.c.queue == outbox.c.queue,
-        _HOLDER.c.seq != outbox.c.seq,
-        or_(  # of several that hold one key, the first may go
-            outbox.c.holds.is_(None),
-            _HOLDER.c.available_at < outbox.c.available_at,
-            and_(_HOLDER.c.available_at == outbox.c.available_at, _HOLDER.c.seq < outbox.c.seq),
-        ),
-    )
-    .limit(literal_column("1"))
-    .scalar_subquery()
-)
-_IS_FREE = func.coalesce(_FIRST_HOLDER, 0) < 1  # not IS NULL: PostgreSQL takes that for so unlikely that it prepares to read the whole line
-_FRESH = and_(outbox.c.retry_at.is_(None), outbox.c.available_at >= bindparam("start"), outbox.c.available_at <= now())
-_AGAIN = outbox.c.retry_at <= now()
-
-
-def due_query(waiting: ColumnElement[bool], lanes: ColumnElement[bool]) -> Select[Any]:
-    """Up to `limit` of the rows that are `waiting` in `lanes` and held by none, in the order of the index."""
-    query = select(*_COLUMNS).where(_PENDING, waiting, lanes, _IS_FREE).order_by(outbox.c.retry_at, outbox.c.available_at, outbox.c.seq)
-    return query.limit(bindparam("limit", type_=BigInteger, literal_execute=True))
-
-
-_MINE = {dialect: among(outbox.c.lane, "lanes", dialect) for dialect in ("postgresql", "other")}
-_FRESH_IN = {dialect: due_query(_FRESH, mine) for dialect, mine in _MINE.items()}
-_AGAIN_IN = {dialect: due_query(_AGAIN, mine) for dialect, mine in _MINE.items()}
-_FRESH_ALL = due_query(_FRESH, true())
-_AGAIN_ALL = due_query(_AGAIN, true())
-_BODIES = select(outbox.c.seq, outbox.c.body).where(outbox.c.seq.in_(bindparam("seqs", expanding=True)))
 
 
 class Line:
@@ -118,7 +71,7 @@ class Line:
 
     def __init__(self, engine: Engine, options: RelayOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = reading(engine)
-        self._dialect = engine.dialect.name if engine.dialect.name in _MINE else "other"
+        self._some = engine.dialect.name if engine.dialect.name in FRESH else "other"
         self._options = options
         self._clock = clock
         self._tenure = Tenure(relay="")
@@ -141,37 +94,32 @@ class Line:
     def anything_due(self) -> bool:
         """Whether a row is due in any lane, whoever holds it. Raises Unavailable."""
         values = {"start": 0.0, "limit": 1}
-        return transact(self._engine, lambda connection: any(connection.execute(query, values).first() for query in (_FRESH_ALL, _AGAIN_ALL)))
+        return transact(self._engine, lambda connection: any(connection.execute(query[WHOLE], values).first() for query in (FRESH, AGAIN)))
 
     def _read(self, connection: Connection) -> Batch:
-        again = self._select(connection, _AGAIN_ALL, _AGAIN_IN, -(-self._options.batch // 2))  # never more than half, so that it starves nobody
+        again = self._select(connection, AGAIN, -(-self._options.batch // 2))  # never more than half, so that it starves nobody
         fresh = self._fresh(connection)
         rows = sorted((*again, *fresh), key=attrgetter("available_at", "seq")) if again else fresh
         chosen = _fitting(rows[: self._options.batch], self._options.batch_bytes)
         more = len(fresh) == self._options.batch or len(chosen) < len(rows)
         self._start = chosen[-1].available_at if more else 0.0
-        return Batch(rows=_dues(connection, chosen), more=more)
+        return _batch(connection, chosen, more=more)
 
     def _fresh(self, connection: Connection) -> Sequence[Row[Any]]:
-        if self._start:
-            rows = self._select(connection, _FRESH_ALL, _FRESH_IN, self._options.batch)
-            if len(rows) == self._options.batch:
-                return rows
-        return self._whole(connection)
+        rows = self._select(connection, FRESH, self._options.batch) if self._start else ()
+        return rows if len(rows) == self._options.batch else self._from_the_beginning(connection)
 
-    def _whole(self, connection: Connection) -> Sequence[Row[Any]]:
+    def _from_the_beginning(self, connection: Connection) -> Sequence[Row[Any]]:
         self.restart()
         began = self._clock()
-        rows = self._select(connection, _FRESH_ALL, _FRESH_IN, self._options.batch)
+        rows = self._select(connection, FRESH, self._options.batch)
         ended = self._clock()
         self._rescan_at = ended + max(RESCAN, 10 * (ended - began))
         return rows
 
-    def _select(self, connection: Connection, whole: Select[Any], some: dict[str, Select[Any]], limit: int) -> Sequence[Row[Any]]:
-        values: dict[str, Any] = {"start": self._start, "limit": limit}
-        if self._tenure.whole:
-            return connection.execute(whole, values).all()
-        return connection.execute(some[self._dialect], {**values, "lanes": list(self._tenure.lanes)}).all()
+    def _select(self, connection: Connection, queries: Mapping[str, Select[Any]], limit: int) -> Sequence[Row[Any]]:
+        query = queries[WHOLE if self._tenure.whole else self._some]
+        return connection.execute(query, {"start": self._start, "limit": limit, "lanes": list(self._tenure.lanes)}).all()
 
 
 def _fitting(rows: Sequence[Row[Any]], most: int) -> Sequence[Row[Any]]:
@@ -184,14 +132,34 @@ def _fitting(rows: Sequence[Row[Any]], most: int) -> Sequence[Row[Any]]:
     return rows
 
 
-def _dues(connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Due]:
+def _batch(connection: Connection, rows: Sequence[Row[Any]], *, more: bool) -> Batch:
     large = [row.seq for row in rows if row.body is None]
-    bodies = {row.seq: row.body for row in connection.execute(_BODIES, {"seqs": large})} if large else {}
-    return [_due(row, bodies) for row in rows]
+    bodies = {row.seq: row.body for row in connection.execute(BODIES, {"seqs": large})} if large else {}
+    try:
+        return Batch(rows=[_due(row, bodies) for row in rows], more=more)
+    except _UNREADABLE:  # one of them, which is found only now: it never is
+        return _sorted_out(rows, bodies, more=more)
+
+
+def _sorted_out(rows: Sequence[Row[Any]], bodies: Mapping[int, bytes], *, more: bool) -> Batch:
+    good: list[Due] = []
+    refused: list[Answer] = []
+    for row in rows:
+        try:
+            good.append(_due(row, bodies))
+        except _UNREADABLE as error:
+            refused.append((_unreadable(row), Outcome(Verdict.REFUSED, f"the row is no message of Postroom's: {error}")))
+    stuck = {row.place for row, _ in refused}
+    return Batch(rows=[row for row in good if row.place not in stuck], refused=refused, more=more)
 
 
 def _due(row: Row[Any], bodies: Mapping[int, bytes]) -> Due:
     message = message_of(row)
     if row.body is None:
         message = replace(message, body=bodies[row.seq])
+    return Due(seq=row.seq, message=message, place=(row.queue, row.ordering_key), attempts=row.attempts)
+
+
+def _unreadable(row: Row[Any]) -> Due:
+    message = Message(id=row.id, queue=row.queue, body=b"")
     return Due(seq=row.seq, message=message, place=(row.queue, row.ordering_key), attempts=row.attempts)

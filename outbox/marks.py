@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import Double, Text, bindparam, case, null, or_, select, update
+from sqlalchemy import Double, Text, bindparam, case, func, null, or_, select, update
 
 from postroom.adapters.seam import Verdict
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import constant, now
 from postroom.adapters.text import bounded
 
-from .claim import among
+from .due import among
 from .tables import lanes, outbox
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Outcome
 
-    from .claim import Due
+    from .claim import Answer, Due
     from .lanes import Tenure
     from .options import RelayOptions
-    from .sending import Answer
 
 __all__ = ["Mark", "RoundResult", "settle"]
 
@@ -85,9 +84,12 @@ class RoundResult:
 _Group: TypeAlias = tuple[Mark, str, int]
 """Rows that get the same mark, reason and number of earlier attempts are marked by one statement."""
 
-_PENDING = outbox.c.status == constant("pending")
-# A scalar subquery, so that each row looks its lane up; as a join it may be planned the other way round, each lane looking through all rows.
-_TOKEN = select(lanes.c.token).where(lanes.c.lane == outbox.c.lane, lanes.c.relay == bindparam("me")).scalar_subquery()
+# Written so that no index fits it: by old statistics the one of pending rows looks tiny, and would be searched whole instead of the primary key.
+_PENDING = func.lower(outbox.c.status) == constant("pending")
+_HELD = (lanes.c.relay == bindparam("me"), lanes.c.token <= bindparam("fence"))
+_ALL_ARE_HELD = select(func.count()).select_from(lanes).where(*_HELD).scalar_subquery() == bindparam("lanes")
+_IS_HELD = select(lanes.c.lane).where(lanes.c.lane == outbox.c.lane, *_HELD).scalar_subquery().is_not(None)
+_FENCE = or_(_ALL_ARE_HELD, _IS_HELD)  # nearly always the first, which is asked once and not for each row
 _REASON = bindparam("reason", type_=Text)
 _FAILED = {"attempts": outbox.c.attempts + 1, "last_error": _REASON}
 _VALUES: Mapping[Mark, dict[str, Any]] = {
@@ -99,7 +101,7 @@ _VALUES: Mapping[Mark, dict[str, Any]] = {
 
 
 def _statements(dialect: str) -> Mapping[Mark, Update]:
-    fenced = update(outbox).where(among(outbox.c.seq, "seqs", dialect), _PENDING, bindparam("fence") >= _TOKEN)
+    fenced = update(outbox).where(among(outbox.c.seq, "seqs", dialect), _PENDING, _FENCE)
     # A long outage has much to say, and always the same: write it down once.
     news = or_(outbox.c.last_error.is_(None), outbox.c.last_error != _REASON)
     return {mark: (fenced.where(news) if mark is Mark.UNKNOWN else fenced).values(values) for mark, values in _VALUES.items()}
@@ -153,5 +155,5 @@ def _values(group: _Group, options: RelayOptions, rng: random.Random) -> dict[st
 
 def _mark(connection: Connection, tenure: Tenure, groups: Mapping[_Group, list[int]], values: Mapping[_Group, dict[str, Any]]) -> dict[_Group, int]:
     updates = _UPDATES.get(connection.dialect.name, _UPDATES["other"])
-    fence = {"me": tenure.relay, "fence": tenure.fence}
+    fence = {"me": tenure.relay, "fence": tenure.fence, "lanes": len(tenure.lanes)}
     return {group: connection.execute(updates[group[0]], {**fence, **values[group], "seqs": sorted(seqs)}).rowcount for group, seqs in groups.items()}

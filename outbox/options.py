@@ -11,6 +11,8 @@ from .backoff import Backoff
 __all__ = ["RelayOptions"]
 
 DAY = 86400.0
+MOST_ROWS = 10_000
+"""What fits into one statement on every database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class RelayOptions:
         counts = (self.batch, self.batch_bytes, self.max_attempts, self.tidy_batch)
         rules = {
             "batch, batch_bytes, max_attempts and tidy_batch are at least 1": min(counts) >= 1,
+            f"batch is at most {MOST_ROWS}": self.batch <= MOST_ROWS,
             "lease and tidy_every are more than 0": min(self.lease, self.tidy_every) > 0,
             "0 < poll_min <= poll_max": 0 < self.poll_min <= self.poll_max,
             "retention is not negative": self.retention >= 0,

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from postroom.adapters.errors import PostroomError, Unavailable
+from postroom.adapters.sql.engine import prepare, renew_after_fork
 from postroom.adapters.sql.wakeup import Wakeup
 
 from .health import HealthRecord
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from sqlalchemy import Engine, Pool
+    from sqlalchemy import Engine
 
     from postroom.adapters.seam import Adapter
 
@@ -69,13 +70,13 @@ class Relay:
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        self._engine = engine
+        self._engine = prepare(engine)
+        renew_after_fork(engine)
         self._adapter = adapter
         self._options = options or RelayOptions()
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - to spread retries, not to keep a secret
-        self._inherited: list[Pool] = []
         self._begin_life()
 
     def run_once(self) -> RoundResult:
@@ -84,7 +85,7 @@ class Relay:
         Blocks for some short transactions and one `publish`. Raises Unavailable when the database is away; that the broker is, is a result.
         """
         self._mind_the_fork()
-        with self._leaving():
+        with self._leaving(), self._heart(threading.Event()):
             return self._rounds.round(_for_ever)
 
     def drain(self, stop: Stop | None = None, progress: Callable[[RoundResult], None] = lambda _: None) -> RoundResult:
@@ -160,18 +161,13 @@ class Relay:
         self._chores = Housekeeping(self._engine, self._adapter, self._options, clock=self._clock)
         self._pace = Pace(self._options, self._rng)
         self._health = HealthRecord(self.name)
-        self._pool = self._engine.pool
         self._wakeup = None
         self._stop = threading.Event()
         self._thread = None
 
     def _mind_the_fork(self) -> None:
-        if os.getpid() == self._pid:
-            return
-        if self._engine.pool is self._pool:  # the parent's connections: neither to be used here nor closed, so they are kept
-            self._inherited.append(self._pool)
-            self._engine.dispose(close=False)
-        self._begin_life()
+        if os.getpid() != self._pid:
+            self._begin_life()
 
     def _serve(self, stop: Stop) -> None:
         while not stop.is_set():

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Adapter
 
+    from .claim import Answer
     from .options import RelayOptions
-    from .sending import Answer
 
 __all__ = ["HANGING", "Rounds"]
 
@@ -59,9 +59,9 @@ class Rounds:
         earlier = self._pay()
         tenure = self._lanes.look()
         batch = self._line.next(tenure)
-        self._owed = tenure, send(self._adapter, batch.rows, go_on) if batch.rows else ()
+        self._owed = tenure, [*batch.refused, *(send(self._adapter, batch.rows, go_on) if batch.rows else ())]
         result = replace(earlier + self._pay(), more=batch.more)
-        if result.sent < len(batch.rows):
+        if result.sent < len(batch.rows) or batch.refused:
             self._line.restart()
         return result
 

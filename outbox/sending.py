@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import Closed, InvalidMessage, Unavailable
 from postroom.adapters.seam import Outcome, Verdict
-
-from .claim import Due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from postroom.adapters.seam import Adapter
 
-    from .claim import Place
+    from .claim import Answer, Due, Place
 
-__all__ = ["Answer", "send", "waves"]
-
-Answer: TypeAlias = tuple[Due, Outcome]
+__all__ = ["send", "waves"]
 
 _AWAY = (Unavailable, Closed, OSError)  # OSError: what a lost connection raises in an adapter that does not translate it
 

@@ -149,10 +149,16 @@ MISTAKES = {
     "has no such name": ("from postroom.consumers import Jobs\nwork = Jobs()\n", "bad:jobs", "{here}/bad.py: has no 'jobs'; there is bad:work"),
     "is something else": ("jobs = 1\n", "bad:jobs", "{here}/bad.py: 'jobs' is of type int, not Jobs; there is no Jobs() in it"),
     "two handlers": (
-        "from postroom.consumers import Jobs\njobs = Jobs()\n@jobs.handler('t', queue='q')\ndef a(payload: dict): pass\n"
-        "@jobs.handler('t', queue='q')\ndef b(payload: dict): pass\n",
+        """
+from postroom.consumers import Jobs
+jobs = Jobs()
+@jobs.handler("t", queue="q")
+def a(payload: dict): pass
+@jobs.handler("t", queue="q")
+def b(payload: dict): pass
+""",
         "bad:jobs",
-        "{here}/bad.py:5",
+        "{here}/bad.py:6",
     ),
 }
 

@@ -14,6 +14,7 @@ import pytest
 from postroom.adapters.seam import Queue
 from postroom.consumers.demo import shop
 from support.command import COMMAND, environment, postroom
+from support.workers import eventually
 
 SHOP = Path(shop.__file__).read_text()
 
@@ -96,9 +97,11 @@ def test_declare_makes_the_queues_and_passive_only_compares(here: Path):
 
 def test_declare_does_not_touch_a_queue_that_is_there_with_other_arguments(here: Path):
     postroom("declare", "shop:jobs", cwd=here)
-    (here / "shop.py").write_text(SHOP.replace('queue="emails", max_attempts', 'queue=Queue(name="emails", ordered=True), max_attempts').replace(
-        "from postroom.outbox", "from postroom.adapters import Queue\nfrom postroom.outbox"
-    ))
+    (here / "shop.py").write_text(
+        SHOP.replace('queue="emails", max_attempts', 'queue=Queue(name="emails", ordered=True), max_attempts').replace(
+            "from postroom.outbox", "from postroom.adapters import Queue\nfrom postroom.outbox"
+        )
+    )
     answer = postroom("declare", "shop:jobs", cwd=here)
     assert answer.returncode == 2
     assert re.search(r"queue 'emails'.*ordered", answer.stderr)
@@ -205,20 +208,20 @@ def test_work_with_drain_says_no_when_a_job_was_given_up(here: Path):
 
 
 def test_work_without_a_relay_leaves_the_outbox_alone(here: Path):
+    postroom("declare", "shop:jobs", cwd=here)
     enqueue(here, 4711)
+    postroom("relay", "--drain", cwd=here)
+    enqueue(here, 4712)
     with running("work", "shop:jobs", "--no-relay", cwd=here) as worker:
-        wait_for_log(worker, "postroom")
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(timeout=60) == 143
-    assert count(here, "postroom_outbox", "status = 'pending'") == 1
+        wait_for_emails(here, worker, 1)
+    assert count(here, "postroom_outbox", "key = 'order-4712' AND status = 'pending'") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_worker_is_stopped_by_a_signal(here: Path, number: int, code: int):
     enqueue(here, 4711)
     with running("work", "shop:jobs", cwd=here) as worker:
-        while count(here, "shop_sent_emails") == 0:
-            assert worker.poll() is None
+        wait_for_emails(here, worker, 1)
         worker.send_signal(number)
         assert worker.wait(timeout=60) == code
 
@@ -249,7 +252,9 @@ def test_the_shop_queue_is_what_the_readme_says():
     assert shop.jobs.queues == {"emails": Queue(name="emails")}
 
 
-def wait_for_log(process: subprocess.Popen[str], text: str) -> None:
-    for line in process.stderr:
-        if text in line:
-            return
+def wait_for_emails(here: Path, worker: subprocess.Popen[str], number: int) -> None:
+    def are_there() -> bool:
+        assert worker.poll() is None
+        return count(here, "shop_sent_emails") == number
+
+    eventually(are_there)

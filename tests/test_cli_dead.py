@@ -121,7 +121,7 @@ def test_a_canary_that_no_worker_takes_leaves_the_others_and_tells_what_to_do(de
     desk.kill_jobs("ann", "bob")
     answer = desk("dead", "replay", "--all", "--canary-timeout", "300ms", code=1)
     assert "went first, and it was not finished within 0.3 s: pending" in answer.stderr
-    assert "the 1 others were left where they are" in answer.stderr
+    assert "left where they are: 1 more" in answer.stderr
     assert "Is a worker running?" in answer.stderr
     assert len(desk.json("dead", "list")) == 1
     desk("dead", "replay", "--all", "--no-canary")

@@ -137,6 +137,16 @@ def test_one_alone_needs_no_canary(room: Postroom):
     assert replay(room, canary=0.0) == {Fate.REPLAYED: 1}
 
 
+def test_two_jobs_about_one_order_have_one_effect(room: Postroom):
+    room.enqueue("order-4711")
+    room.enqueue("order-4711")
+    room.drain()
+    room.enqueue("order-4711")
+    room.drain()
+    assert room.sent == {"order-4711": 1}
+    assert room.dead_keys == []
+
+
 def test_a_letter_whose_work_was_done_by_another_is_removed(room: Postroom):
     room.kill_jobs("order-1")
     room.enqueue("order-1")

@@ -1,9 +1,9 @@
 """Rounds on each kind of database: what is begun, stored, deferred and armed again, and that it is one transaction."""
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 
-from postroom.adapters.errors import ConfigurationError, LeaseLost
+from postroom.adapters.errors import ConfigurationError
 from postroom.consumers.ledger import (
     AlreadyDone,
     Conflict,
@@ -358,60 +358,6 @@ def test_with_native_delay_the_outbox_stays_empty(engine, book):
     assert waiting(engine) == []
 
 
-def send_within(engine, book, done):
-    """A transactional handler: its effect and its end in one transaction."""
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO sent VALUES (4711)"))
-        book.finish_within(connection, done)
-
-
-@pytest.fixture
-def sent(engine):
-    """A handler's own table: how many emails were sent."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE sent (order_id INTEGER)"))
-
-    def count():
-        with engine.connect() as connection:
-            return connection.execute(text("SELECT count(*) FROM sent")).scalar()
-
-    return count
-
-
-def test_s089_effects_and_done_and_outgoing_jobs_are_one_transaction(engine, book, sent):
-    send_within(engine, book, Done(started=start(book), outgoing=[outgoing()]))
-    assert (row(engine).status, sent(), len(waiting(engine))) == ("done", 1, 1)
-
-
-def test_s088_when_that_transaction_does_not_commit_the_job_runs_again(engine, book, sent, monkeypatch):
-    started = start(book)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.dialect, "do_commit", engine.dialect.do_rollback)
-        send_within(engine, book, Done(started=started, outgoing=[outgoing()]))
-    assert (row(engine).status, sent(), waiting(engine)) == ("running", 0, [])
-    assert finish(book, Failed(started=started, claim=claim(), error="commit failed")) == [Finished()]
-    assert start(book).attempt == 2
-
-
-def test_s107_the_effects_of_an_attempt_that_lost_its_lease_roll_back(engine, book, sent):
-    first = start(book)
-    pass_time(engine, 1001)
-    second = start(open_ledger(engine, "worker-2"))
-    with pytest.raises(LeaseLost, match="attempt 1"):
-        send_within(engine, book, Done(started=first, outgoing=[outgoing()]))
-    assert (sent(), waiting(engine)) == (0, [])
-    send_within(engine, book, Done(started=second))
-    assert (row(engine).status, sent()) == ("done", 1)
-
-
-def test_an_attempt_can_be_done_within_a_transaction_only_once(engine, book, sent):
-    done = Done(started=start(book))
-    send_within(engine, book, done)
-    with pytest.raises(LeaseLost):
-        send_within(engine, book, done)
-    assert sent() == 1
-
-
 @pytest.mark.parametrize(("worker", "lease"), [("", 30.0), ("w" * 101, 30.0), ("w", 0.0), ("w", -1.0), ("w", float("nan"))])
 def test_a_ledger_with_a_name_or_lease_that_can_not_work_is_refused(sqlite_database_url, worker, lease):
     engine = database(sqlite_database_url)
@@ -430,8 +376,11 @@ def test_when_all_goes_well_a_round_is_a_few_statements_however_many_jobs_it_has
     seen = []
     event.listen(engine, "before_cursor_execute", lambda *given: seen.append(given[2].split()[0]))
     book.round([Done(started=answer) for answer in started], [claim(f"next-{place}") for place in range(128)])
-    assert seen == {
-        "sqlite": ["BEGIN", "INSERT", "UPDATE"],
-        "postgresql": ["SET", "INSERT", "UPDATE"],
-        "mysql": ["SET", "SELECT", "SELECT", "INSERT", "SELECT", "SELECT", "UPDATE", "SET"],
-    }[engine.dialect.name]
+    assert (
+        seen
+        == {
+            "sqlite": ["BEGIN", "INSERT", "UPDATE"],
+            "postgresql": ["SET", "INSERT", "UPDATE"],
+            "mysql": ["SET", "SELECT", "SELECT", "INSERT", "SELECT", "SELECT", "UPDATE", "SET"],
+        }[engine.dialect.name]
+    )

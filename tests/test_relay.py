@@ -18,7 +18,7 @@ from postroom.outbox.relay import Relay
 from postroom.outbox.rows import insert_rows
 from postroom.outbox.tables import lanes, outbox
 from support.databases import connected
-from support.outboxes import enqueue, enqueue_ids, let_pass, new_row, outbox_at, rows_of, statuses
+from support.outboxes import enqueue, enqueue_ids, let_pass, new_row, outbox_at, rows_of, run_until_quiet, statuses
 
 HOUR = 3600.0
 
@@ -38,13 +38,6 @@ def relay_of(engine: Engine, broker: Scripted, **options: object) -> Relay:
     return Relay(engine, broker, options=RelayOptions(**options), sleep=lambda _: None)
 
 
-def run_until_quiet(engine: Engine, relay: Relay) -> None:
-    """Rounds an hour apart, until one changes nothing."""
-    let_pass(engine, HOUR)
-    while relay.run_once().worked:
-        let_pass(engine, HOUR)
-
-
 def test_rows_leave_oldest_due_first_and_are_sent_as_they_were_stored(engine, broker):
     enqueue_ids(engine, "a", "b", "c", body=b'{"order_id": 4711}')
     result = relay_of(engine, broker).run_once()
@@ -61,16 +54,6 @@ def test_rows_leave_oldest_due_first_and_are_sent_as_they_were_stored(engine, br
 def test_nothing_due_is_a_normal_empty_round(engine, broker):
     assert not relay_of(engine, broker).run_once().worked
     assert broker.batches == []
-
-
-def test_a_delayed_row_joins_the_line_when_due_and_holds_nobody(engine, broker):
-    enqueue(engine, new_row("later", "k", delay=HOUR, ordered=True), new_row("now", "k", ordered=True))
-    relay = relay_of(engine, broker)
-    relay.run_once()
-    assert broker.ids == ["now"]
-    let_pass(engine, HOUR)
-    relay.run_once()
-    assert broker.ids == ["now", "later"]
 
 
 def test_rows_of_every_size_travel_and_a_batch_never_holds_more_bytes_than_allowed(engine, broker):
@@ -172,6 +155,21 @@ def test_a_row_is_parked_after_as_many_busy_answers_as_allowed(engine, broker):
     assert broker.batches == [["a"]] * 4
 
 
+def test_s065_a_row_that_is_no_message_is_parked_and_blocks_nobody(engine, broker):
+    enqueue_ids(engine, "a", "bad")
+    enqueue_ids(engine, "behind", key="bad", ordered=True)
+    enqueue_ids(engine, "c")
+    with engine.begin() as connection:
+        connection.execute(update(outbox).where(outbox.c.id == "bad").values(headers=b"\xc1 no headers", ordered=True))
+    relay = relay_of(engine, broker)
+    assert relay.run_once().parked == 1
+    run_until_quiet(engine, relay)
+    assert broker.ids == ["a", "c"]
+    row = rows_of(engine)["bad"]
+    assert (row.status, row.holds) == ("parked", "bad")
+    assert "no message of Postroom's" in row.last_error
+
+
 def test_s066_an_outage_uses_up_no_attempts_and_keeps_each_keys_order(engine, broker):
     enqueue_ids(engine, "a1", "a2", key="a")
     enqueue_ids(engine, "b1", "b2", key="b")
@@ -198,61 +196,6 @@ def test_s067_a_parked_row_is_not_sent_again_and_stays_with_its_reason(engine, b
     assert row.status == "parked"
     assert row.last_error.startswith("message too large")
     assert broker.batches == [["a"]]
-
-
-def test_s069_a_row_that_waits_for_its_retry_holds_its_key_and_nobody_elses(engine, broker):
-    enqueue_ids(engine, "k1", "k2", key="k")
-    enqueue_ids(engine, "other")
-    broker.answers["k1"] = [BUSY]
-    relay = relay_of(engine, broker)
-    relay.run_once()
-    assert broker.ids == ["other"]
-    enqueue_ids(engine, "k3", key="k")
-    relay.run_once()
-    assert broker.ids == ["other"], "k2 and k3 wait for k1"
-    let_pass(engine, HOUR)
-    run_until_quiet(engine, relay)
-    assert broker.ids == ["other", "k1", "k2", "k3"]
-
-
-def test_s069_the_same_key_in_another_queue_is_not_held(engine, broker):
-    enqueue(engine, new_row("a", "k", queue="emails"))
-    broker.answers["a"] = [BUSY]
-    relay = relay_of(engine, broker)
-    relay.run_once()
-    enqueue(engine, new_row("b", "k", queue="invoices"))
-    relay.run_once()
-    assert broker.ids == ["b"]
-
-
-@pytest.mark.parametrize(("ordered", "sent"), [(True, []), (False, ["k2"])], ids=["ordered", "not ordered"])
-def test_a_parked_row_holds_its_key_only_in_a_queue_declared_ordered(engine, broker, ordered, sent):
-    enqueue_ids(engine, "k1", "k2", key="k", ordered=ordered)
-    broker.answers["k1"] = [REFUSED]
-    run_until_quiet(engine, relay_of(engine, broker))
-    assert broker.ids == sent
-
-
-def test_a_retry_made_by_the_ledger_holds_the_rows_of_its_key_before_it_is_due(engine, broker):
-    enqueue(engine, {**new_row("retry", "k", ordered=True, delay=HOUR), "holds": "k"})
-    enqueue_ids(engine, "next", key="k", ordered=True)
-    relay = relay_of(engine, broker)
-    assert relay.run_once().sent == 0
-    let_pass(engine, HOUR + 1)
-    run_until_quiet(engine, relay)
-    assert broker.ids == ["retry", "next"]
-
-
-def test_of_two_rows_that_hold_one_key_the_first_may_go(engine):
-    broker = Scripted(atomic=True)
-    enqueue_ids(engine, "k1", "k2", key="k")
-    broker.answers["k1"], broker.answers["k2"] = [BUSY], [BUSY]
-    relay = relay_of(engine, broker)
-    relay.run_once()
-    let_pass(engine, HOUR)
-    relay.run_once()
-    relay.run_once()
-    assert broker.ids == ["k1", "k2"]
 
 
 def test_s070_a_settle_under_a_lost_lease_changes_nothing_and_is_reported(engine, broker, caplog):

@@ -17,6 +17,7 @@ from postroom.adapters.sql.dialects import dialect_of
 from postroom.adapters.sql.due import next_in_line, oldest
 from postroom.adapters.sql.statements import BY_ARRAY, LAPSED, OLD, RECLAIM, TAKE
 from postroom.adapters.sql.tables import jobs
+from postroom.adapters.sql.taking import Take
 from support.sql import Broker, broker_at
 
 
@@ -30,9 +31,14 @@ def _request(carrier: str, most: int) -> Mapping[str, Any]:
     return {"carrier": carrier, "most": most, "receipt": uuid4().hex, "holder": "test", "lease": 30.0}
 
 
+def _way(engine: Engine, carrier: str) -> Take:
+    takes = dialect_of(engine).takes
+    return takes.in_order if carrier == "orders" else takes.plain
+
+
 def _take(engine: Engine, carrier: str = "emails", most: int = 1) -> list[str]:
     with engine.begin() as connection:
-        return [row.id for row in dialect_of(engine).takes[carrier == "orders"](connection, _request(carrier, most))]
+        return [row.id for row in _way(engine, carrier)(connection, _request(carrier, most))]
 
 
 @pytest.mark.parametrize("queue", ["emails", "orders"])
@@ -40,7 +46,7 @@ def test_s073_of_two_takes_that_meet_one_gets_the_job(broker: Broker, queue: str
     broker.publish("one", queue=queue, key="k")
     with ThreadPoolExecutor() as pool:
         with broker.engine.begin() as connection:
-            first = dialect_of(broker.engine).takes[queue == "orders"](connection, _request(queue, 10))
+            first = _way(broker.engine, queue)(connection, _request(queue, 10))
             second = pool.submit(_take, broker.engine, queue, 10)
             if broker.engine.dialect.name != "sqlite":  # there it waits for us to end
                 second.result(30)
@@ -58,7 +64,7 @@ def test_s083_a_take_locks_no_more_than_it_returns(server_database_url: str) -> 
     with broker_at(server_database_url) as broker:
         broker.publish(*(f"job-{number:03}" for number in range(200)))
         with broker.engine.begin() as connection:
-            dialect_of(broker.engine).takes[0](connection, _request("emails", 10))
+            _way(broker.engine, "emails")(connection, _request("emails", 10))
             assert _take(broker.engine, most=5) == [f"job-{number:03}" for number in range(10, 15)]
 
 

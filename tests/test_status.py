@@ -182,11 +182,10 @@ def test_stats_count_what_is_where(room: Postroom):
     room.park("order-7", "message too large")
     stats = stats_of(room.engine, room.adapter)
     [emails] = stats.queues
-    assert (emails.queue, emails.outbox) == ("emails", {"pending": 1, "parked": 1})
+    assert (emails.queue, emails.outbox.due, emails.outbox.parked) == ("emails", 1, 1)
     assert {name: emails.broker[name] for name in ("pending", "running", "failed")} == {"pending": 3, "running": 0, "failed": 1}
     assert emails.ledger == {"done": 1, "failed": 1}
-    assert stats.oldest_due is not None
-    assert 0 <= stats.lag < 60
+    assert 0 < stats.lag < 60
 
 
 def test_the_lag_is_the_oldest_due_row_s_and_none_when_nothing_is_due(small_room: Postroom):
@@ -203,7 +202,7 @@ def test_the_stats_command_answers_in_a_table_and_in_json(small_room: Postroom, 
     small_room.adapter.publish([Message(id="x", queue="emails", body=b"?")])
     url = small_room.engine.url.render_as_string()
     lines = postroom("--database", url, "stats", cwd=tmp_path).stdout.splitlines()
-    assert lines[1].split() == ["emails", "0", "0", "1", "0", "0", "0", "0"]
+    assert lines[1].split() == ["emails", "0", "0", "0", "1", "0", "0", "0", "0"]
     assert lines[-1] == "lag: 0s"
     told = json.loads(postroom("--database", url, "stats", "--json", cwd=tmp_path).stdout)
     assert told["queues"][0]["broker"]["pending"] == 1

@@ -159,7 +159,7 @@ class SqlConsumer:
         return taken
 
     def _claim_from(self, connection: Connection, carrier: Carrier, most: int, token: str) -> list[Delivery]:
-        take = self._dialect.takes[carrier.ordered]
+        take = self._dialect.takes.in_order if carrier.ordered else self._dialect.takes.plain
         request = {"carrier": carrier.name, "most": most, "receipt": token, "holder": self._name, "lease": carrier.lease}
         published_to = carrier.topic or carrier.name
         return [

@@ -39,7 +39,7 @@ def _of_columns(inspector: Inspector, table: Table, dialect: Dialect) -> Iterato
     there = {column["name"]: column for column in inspector.get_columns(table.name)}
     for column in table.columns:
         if column.name not in there:
-            yield f"column {column} is missing: ALTER TABLE {table.name} ADD COLUMN {_ddl(column, dialect)}"
+            yield f"column {column} is missing: ALTER TABLE {table.name} ADD COLUMN {_ddl(column, dialect)}{_filling(column, dialect)}"
         elif (actual := _actual(there[column.name], dialect)) != (expected := _expected(column, dialect)):
             yield f"column {column} is {actual}, expected {expected}: {_alter(column, dialect)}"
 
@@ -58,13 +58,18 @@ def _of_keys(inspector: Inspector, table: Table) -> Iterator[str]:
 
 
 def _of_indexes(inspector: Inspector, table: Table, dialect: Dialect) -> Iterator[str]:
-    there = {index["name"]: (bool(index["unique"]), index["column_names"]) for index in inspector.get_indexes(table.name)}
+    there = {index["name"]: _shape(index["column_names"], index["unique"]) for index in inspector.get_indexes(table.name)}
     on_table = f" ON {table.name}" if dialect.name in {"mysql", "mariadb"} else ""
     for index in sorted(table.indexes, key=lambda index: str(index.name)):
         if index.name not in there:
             yield f"index {index.name} of table {table.name} is missing: {_CREATE}"
-        elif there[index.name] != (bool(index.unique), [column.name for column in index.columns]):
-            yield f"index {index.name} of table {table.name} is another one: DROP INDEX {index.name}{on_table}, then {_CREATE}"
+        elif (actual := there[index.name]) != (expected := _shape(index.columns.keys(), index.unique)):
+            difference = f"index {index.name} of table {table.name} covers {actual}, expected {expected}"
+            yield f"{difference}: DROP INDEX {index.name}{on_table}, then {_CREATE}"
+
+
+def _shape(columns: Sequence[str | None], unique: object) -> str:
+    return f"({', '.join(map(str, columns))}){' unique' if unique else ''}"
 
 
 def _actual(column: ReflectedColumn, dialect: Dialect) -> str:
@@ -97,3 +102,11 @@ def _make_anew(table: str) -> str:
 
 def _ddl(column: Column[object], dialect: Dialect) -> str:
     return str(CreateColumn(column).compile(dialect=dialect)).strip()
+
+
+def _filling(column: Column[object], dialect: Dialect) -> str:
+    """What the rows that are there get in a new column that may not be empty. MySQL has such a value by itself."""
+    if column.nullable or dialect.name in {"mysql", "mariadb"}:
+        return ""
+    empty = {str: "''", bytes: "''", bool: "false"}
+    return f" DEFAULT {empty.get(column.type.python_type, '0')}"

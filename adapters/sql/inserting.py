@@ -38,6 +38,7 @@ class NewJob(msgspec.Struct, frozen=True):
 InsertJobs: TypeAlias = Callable[[Connection, Sequence[NewJob]], None]
 """Insert these, in order."""
 
+_SAME_ID = ["queue", "id"]
 _NEW = {"status": "pending", "attempts": 0, "replays": 0}
 
 
@@ -49,11 +50,11 @@ def _from_json() -> Insert:
     values = {name: func.decode(value, "base64") if name in {"body", "headers"} else value for name, value in new.c.items()}
     values |= {"available_at": new.c.due_at} | {name: literal_column(repr(value)) for name, value in _NEW.items()}
     woken = select(func.pg_notify(CHANNEL, "")).scalar_subquery().is_not(None)  # once, and without a round trip of its own
-    return postgresql.insert(jobs).from_select([*values], select(*values.values()).where(woken)).on_conflict_do_nothing()
+    return postgresql.insert(jobs).from_select([*values], select(*values.values()).where(woken)).on_conflict_do_nothing(index_elements=_SAME_ID)
 
 
 _AS_JSON = _from_json()
-_INTO_SQLITE = sqlite.insert(jobs).on_conflict_do_nothing()
+_INTO_SQLITE = sqlite.insert(jobs).on_conflict_do_nothing(index_elements=_SAME_ID)
 _INTO_MYSQL = mysql.insert(jobs).on_duplicate_key_update(id=jobs.c.id)  # no INSERT IGNORE: that ignores much more than the duplicate
 
 

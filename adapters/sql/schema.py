@@ -31,14 +31,17 @@ __all__ = ["check", "create", "dump", "require"]
 LOCK_SECONDS = 60
 _LOCK = 0x706F7374726F6F6D  # "postroom", as PostgreSQL likes its locks named
 _DIALECTS = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect, "mysql": mysql.dialect, "mariadb": mysql.dialect}
+_OLDEST = {"sqlite": (3, 35), "postgresql": (12,), "mysql": (8, 0, 1), "mariadb": (10, 6)}  # RETURNING, SKIP LOCKED
 
 
 def create(engine: Engine) -> list[str]:
     """Make what is missing of tables and indexes; return the names of what was made. It never changes or drops what is there.
 
-    May be repeated, and done by several processes at once: they take turns, for up to a minute each. Raises Unavailable or AccessDenied.
+    May be repeated, and done by several processes at once: they take turns, for up to a minute each.
+    Raises Unavailable, AccessDenied, or ConfigurationError for a server that is too old.
     """
     with translated(engine), prepare(engine).begin() as connection, _alone(connection):
+        _require_version(connection)
         before = _names(connection)
         metadata.create_all(connection)
         columns = {table.name: {column["name"] for column in inspect(connection).get_columns(table.name)} for table in metadata.sorted_tables}
@@ -52,6 +55,7 @@ def create(engine: Engine) -> list[str]:
 def check(engine: Engine) -> list[str]:
     """Compare with what is there; return one line for each difference, with the command that mends it. Nothing is changed."""
     with translated(engine), reading(engine).begin() as connection:
+        _require_version(connection)
         return differences(connection, metadata.sorted_tables)
 
 
@@ -72,6 +76,14 @@ def dump(dialect: str) -> str:
     for table in metadata.sorted_tables:
         statements += [CreateTable(table), *map(CreateIndex, sorted(table.indexes, key=lambda index: str(index.name)))]
     return "\n".join(f"{str(statement.compile(dialect=target)).strip()};\n" for statement in statements)
+
+
+def _require_version(connection: Connection) -> None:
+    name = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else connection.dialect.name
+    version, oldest = connection.dialect.server_version_info or (), _OLDEST.get(name, ())
+    if version < oldest:
+        actual, needed = (".".join(map(str, numbers)) for numbers in (version, oldest))
+        raise ConfigurationError(f"this is {name} {actual}, and Postroom needs {needed} or later")
 
 
 def _names(connection: Connection) -> set[str]:

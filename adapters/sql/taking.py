@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Row, any_, func
 
@@ -20,8 +20,14 @@ __all__ = ["Take", "Takes", "take_by_array", "take_by_list", "take_locked"]
 
 Take: TypeAlias = Callable[[Connection, Mapping[str, Any]], Sequence[Row[Any]]]
 """Take up to `most` jobs of `carrier` for `holder`, under `receipt` for `lease` seconds; return them oldest first."""
-Takes: TypeAlias = tuple[Take, Take]
-"""For a queue, and for one that is ordered."""
+
+
+class Takes(NamedTuple):
+    """For a queue, and for one that is ordered."""
+
+    plain: Take
+    in_order: Take
+
 
 _COLUMNS = (*CONTENT, "available_at")
 _place = attrgetter("available_at", "seq")
@@ -32,7 +38,7 @@ def _update_returning(these: Callable[[Select[Any]], ColumnElement[bool]]) -> Ta
         statement = TAKE.where(these(due), UNHELD).returning(*(jobs.c[name] for name in _COLUMNS))
         return lambda connection, request: sorted(connection.execute(statement, request).all(), key=_place)
 
-    return take(oldest("seq")), _first_that_finds(*map(take, next_in_line("seq")))
+    return Takes(plain=take(oldest("seq")), in_order=_first_that_finds(*map(take, next_in_line("seq"))))
 
 
 def take_by_list() -> Takes:
@@ -47,7 +53,7 @@ def take_by_array() -> Takes:
 
 def take_locked() -> Takes:
     """MySQL, MariaDB: two statements, of which the first has locked what the second claims."""
-    return _lock_and_take(oldest(*_COLUMNS)), _first_that_finds(*map(_lock_and_take, next_in_line(*_COLUMNS)))
+    return Takes(plain=_lock_and_take(oldest(*_COLUMNS)), in_order=_first_that_finds(*map(_lock_and_take, next_in_line(*_COLUMNS))))
 
 
 def _lock_and_take(due: Select[Any]) -> Take:

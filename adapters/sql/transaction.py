@@ -31,6 +31,7 @@ _DEADLOCKS = {1020, 1205, 1213, 3572, "40001", "40P01"}  # 1020: MariaDB's snaps
 _DENIED = {1044, 1045, 1142, 1227, 1698, "28000", "28P01", "42501"}
 _MISSING = {1054, 1146, "42P01", "42703", "3F000"}
 _READ_ONLY = {1290, 1792, 1836, "25006"}  # the server that we reached is a standby now
+_ABOUT_A_VALUE = {1264, 1265, 1366, 1644, 1690, 3819, 4025}  # PyMySQL calls these operational too
 _REMEDIES = {
     "does not exist": "; create the database first",
     "Unknown database": "; create the database first",
@@ -108,4 +109,4 @@ def _is_unavailable(error: DBAPIError) -> bool:
     """No answer, or one that says nothing about the statement. A plain DatabaseError is SQLite's for a file that is none of its own."""
     if error.connection_invalidated or _code(error) in _READ_ONLY:
         return True
-    return isinstance(error, OperationalError | InterfaceError) or type(error) is DatabaseError
+    return (isinstance(error, OperationalError | InterfaceError) and _code(error) not in _ABOUT_A_VALUE) or type(error) is DatabaseError

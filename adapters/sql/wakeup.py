@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Engine, PoolProxiedConnection
+    from sqlalchemy import Engine
 
 __all__ = ["Wakeup"]
 
@@ -25,7 +25,8 @@ class Wakeup:
     """Wakes one thread that waits: any thread does by `wake()`, and on PostgreSQL any process by NOTIFY on `channel`.
 
     It is a hint. It never raises for a database that is away, so look for work after each wait, woken or not.
-    On PostgreSQL (with psycopg) it keeps one connection of its own, outside the pool, from the first wait until `close()`.
+    On PostgreSQL (with psycopg) it keeps one connection of its own, outside the pool, from the first wait until `close()`;
+    the wait that makes it returns at once when it is made, and takes as long as that takes.
     """
 
     def __init__(self, engine: Engine, channel: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +36,7 @@ class Wakeup:
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)  # noqa: FBT003 - socket's own
         self._mouth.setblocking(False)  # noqa: FBT003 - socket's own
-        self._line: PoolProxiedConnection | None = None
+        self._line: Any = None  # psycopg's connection
         self._retry_at = clock() if (engine.dialect.name, engine.dialect.driver) == ("postgresql", "psycopg") else float("inf")
 
     def wait(self, timeout: float) -> bool:
@@ -45,7 +46,7 @@ class Wakeup:
         poll = select.poll()
         poll.register(self._ear, select.POLLIN)
         if self._line is not None:
-            poll.register(self._driver().fileno(), select.POLLIN)
+            poll.register(self._line.fileno(), select.POLLIN)
         woken = bool(poll.poll(max(timeout, 0.0) * 1000))
         self._forget()
         return woken
@@ -62,15 +63,13 @@ class Wakeup:
         self._ear.close()
         self._mouth.close()
 
-    def _driver(self) -> Any:  # noqa: ANN401 - psycopg's connection, which need not be installed
-        return self._line.dbapi_connection if self._line is not None else None
-
     def _listen(self) -> bool:
         try:
-            self._line = self._engine.raw_connection()
-            self._line.detach()
-            self._driver().autocommit = True
-            self._driver().execute(f"LISTEN {self._channel}")
+            pooled = self._engine.raw_connection()
+            self._line = pooled.dbapi_connection
+            pooled.detach()
+            self._line.autocommit = True
+            self._line.execute(f"LISTEN {self._channel}")
         except (SQLAlchemyError, OSError, self._driver_error()):
             self._hang_up()
         return self._line is not None
@@ -83,7 +82,7 @@ class Wakeup:
         if self._line is None:
             return
         try:
-            for _ in self._driver().notifies(timeout=0):
+            for _ in self._line.notifies(timeout=0):
                 pass
         except self._driver_error():
             self._hang_up()
@@ -94,6 +93,5 @@ class Wakeup:
     def _hang_up(self) -> None:
         self._retry_at = self._clock() + RETRY
         if self._line is not None:
-            with suppress(SQLAlchemyError, self._driver_error()):
-                self._line.close()
+            self._line.close()  # raises nothing, even when it is lost already
         self._line = None

@@ -230,7 +230,7 @@ def _told(fates: Counter[Fate], *, json: bool) -> int | None:
 
 def _unproven(answer: Unproven, others: int) -> int:
     name = answer.marked.key or answer.marked.id
-    click.echo(f"postroom: {name} went first, and {answer}; the {others} others were left where they are", err=True)
+    click.echo(f"postroom: {name} went first, and {answer}; left where they are: {others} more", err=True)
     click.echo(
         f"Next: `postroom status {name}` tells where it is. Is a worker running? Is the cause mended? Then run this again: what was replayed is not\n"
         "replayed twice. --canary-timeout 5m waits longer; --no-canary does not wait.",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["COLOURS", "ago", "clock", "countdown", "echo_json", "moment", "progress", "table"]
 
 COLOURS = {"done": "green", "sent": "green", "failed": "red", "parked": "red", "running": "yellow", "abandoned": "yellow", "pending": "cyan"}
+_WHOLE = {"FOR EXAMPLE", "ID", "JOB", "KEY", "QUEUE", "SINCE", "STATUS", "TYPE"}
+"""Columns that are copied or compared: never broken over lines; what is said in words makes room for them."""
 _STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
@@ -49,7 +51,9 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    shown = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        shown.add_column(column, no_wrap=column in _WHOLE, overflow="fold")
     for row in rows:
         shown.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
     Console().print(shown)

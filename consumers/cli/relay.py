@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from postroom.adapters.errors import Unavailable
+from postroom.adapters.sql.engine import reading
+from postroom.adapters.sql.transaction import transact
 from postroom.outbox.relay import Relay
+from postroom.outbox.stats import stats
 
 from .connect import broker, database
 from .exits import NO
 from .options import Settings, as_json, connections
-from .output import echo_json, progress
+from .output import countdown, echo_json
 from .signals import until_signalled
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 __all__ = ["command"]
 
@@ -38,7 +46,7 @@ def command(settings: Settings, extent: str | None, *, json: bool) -> int:
         relay = Relay(engine, adapter)
         if extent is None:
             return _run(relay)
-        return _finite(relay, extent, json=json)
+        return _finite(engine, relay, extent, json=json)
 
 
 def _run(relay: Relay) -> int:
@@ -48,8 +56,8 @@ def _run(relay: Relay) -> int:
     return stopping.exit_code
 
 
-def _finite(relay: Relay, extent: str, *, json: bool) -> int:
-    with progress("relay"):
+def _finite(engine: Engine, relay: Relay, extent: str, *, json: bool) -> int:
+    with countdown("relay", lambda: _due(engine)):
         result = relay.run_once() if extent == "once" else relay.drain()
     if result.outage:
         raise Unavailable(f"the broker gives no answer: {result.outage}")
@@ -59,3 +67,7 @@ def _finite(relay: Relay, extent: str, *, json: bool) -> int:
     else:
         click.echo(", ".join(f"{name} {count}" for name, count in counts.items() if count or name == "sent"))
     return NO if result.parked else 0
+
+
+def _due(engine: Engine) -> int:
+    return sum(backlog.due for backlog in transact(reading(engine), stats).values())

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_COLUMNS = ("QUEUE", "IN OUTBOX", "PARKED", "WAITING", "RUNNING", "DEAD", "DONE", "FAILED")
+_COLUMNS = ("QUEUE", "DUE", "DELAYED", "PARKED", "WAITING", "RUNNING", "DEAD", "DONE", "FAILED")
 
 
 @click.command(
     epilog="""\b
 The columns:
-  IN OUTBOX   committed, and not sent yet: delayed, or waiting for a relay
-  PARKED      refused by the broker: `postroom dead list --source outbox`
-  WAITING     on the broker, for a worker
-  RUNNING     on the broker, held by a worker
-  DEAD        dead letters: `postroom dead list`
-  DONE        keys whose work is done, as far back as the ledger remembers
-  FAILED      keys whose work was given up
+  DUE        in the outbox, for a relay
+  DELAYED    in the outbox, for their time
+  PARKED     in the outbox, refused by the broker: `postroom dead list --source outbox`
+  WAITING    on the broker, for a worker
+  RUNNING    on the broker, held by a worker
+  DEAD       dead letters: `postroom dead list`
+  DONE       keys whose work is done, as far back as the ledger remembers
+  FAILED     keys whose work was given up
 
 The lag is how long the oldest row that is due has waited for a relay.
 """
@@ -48,14 +49,22 @@ def command(settings: Settings, application: str | None, *, json: bool) -> None:
         echo_json(_for_json(stats))
         return
     table(_COLUMNS, map(_row, stats.queues))
-    click.echo(f"lag: {ago(stats.lag)}" + (f", since {clock(stats.oldest_due)}" if stats.oldest_due else ""))
+    click.echo(f"lag: {ago(stats.lag)}" + (f", since {clock(stats.now - stats.lag)}" if stats.lag else ""))
 
 
 def _row(queue: QueueStats) -> list[object]:
-    counts = [queue.outbox.get("pending", 0), queue.outbox.get("parked", 0)]
-    counts += [queue.broker.get(status, 0) for status in ("pending", "running", "failed")]
-    return [queue.queue, *counts, queue.ledger.get("done", 0), queue.ledger.get("failed", 0)]
+    broker = [queue.broker.get(status, 0) for status in ("pending", "running", "failed")]
+    return [
+        queue.queue,
+        queue.outbox.due,
+        queue.outbox.delayed,
+        queue.outbox.parked,
+        *broker,
+        queue.ledger.get("done", 0),
+        queue.ledger.get("failed", 0),
+    ]
 
 
 def _for_json(stats: Stats) -> dict[str, Any]:
-    return {"queues": [asdict(queue) for queue in stats.queues], "oldest_due": moment(stats.oldest_due), "lag": round(stats.lag, 3)}
+    oldest = moment(stats.now - stats.lag) if stats.lag else None
+    return {"queues": [asdict(queue) for queue in stats.queues], "oldest_due": oldest, "lag": round(stats.lag, 3)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -64,17 +64,19 @@ exit code is 143 or 130. A second signal does not wait for the handlers. Killed 
 @_duration("--retention", "How long the ledger remembers what is done.", "7d")
 @click.option("--relay/--no-relay", default=True, help="Also send what waits in the outbox of this database.  [default: relay]")
 @click.option("--drain", is_flag=True, help="End when there is nothing to do any more.")
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged on standard error.")
+@click.option("--log-level", type=click.Choice(_LEVELS), help="What is logged on standard error.  [default: info; a drain on a terminal shows a bar]")
 @as_json
 @connections
-def command(settings: Settings, application: str, *, processes: int, log_level: str, relay: bool, json: bool, **options: Any) -> int:  # noqa: ANN401
+def command(settings: Settings, application: str, *, processes: int, log_level: str | None, relay: bool, json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run the handlers of an application."""
     jobs = load_jobs(application)
     options["queues"] = tuple(name.strip() for name in options["queues"].split(",") if name.strip())
     wanted = WorkerSettings(relay=RelayOptions() if relay else None, **options)
-    level = logging.getLevelNamesMapping()[log_level.upper()]
+    has_bar = wanted.drain and log_level is None and sys.stderr.isatty()  # log lines would tear it
+    level = logging.CRITICAL if has_bar else logging.getLevelNamesMapping()[(log_level or "info").upper()]
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with _bar(settings, jobs, wanted):
+    click.echo(f"postroom: working on {', '.join(jobs.carriers(wanted.queues))}; Ctrl-C stops it in good order", err=True)
+    with _bar(settings, jobs, wanted) if has_bar else nullcontext():
         if scheme_of(settings.broker_url) == "memory":
             report = _here(settings, jobs, wanted)
         else:
@@ -101,10 +103,7 @@ def _told(report: Report, wanted: WorkerSettings, *, json: bool) -> int:
 
 @contextmanager
 def _bar(settings: Settings, jobs: Jobs, wanted: WorkerSettings) -> Iterator[None]:
-    """While a drain runs on a terminal, show how much is left on the broker."""
-    if not (wanted.drain and sys.stderr.isatty()) or scheme_of(settings.broker_url) == "memory":
-        yield
-        return
+    """While a drain runs, show how much is left on the broker."""
     with broker(settings) as adapter, countdown("drain", lambda: _left(adapter, jobs.carriers(wanted.queues))):
         yield
 

@@ -71,7 +71,7 @@ class Ledger:
     def round(self, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
         """Store all finishes, then answer all claims, in one transaction: one result for each finish and one answer for each claim, in order.
 
-        Blocks for a commit; for about a second longer when another process stalls while it begins one of these keys (then that claim, and no
+        Blocks for a commit; for about two seconds longer when another process stalls while it begins one of these keys (then that claim, and no
         other, is answered RunningElsewhere). After Unavailable hand in the same finishes again: those that were stored have the same result.
         """
         try:

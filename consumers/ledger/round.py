@@ -27,7 +27,7 @@ from .statements import ADDRESS, FINISH_MANY, INSERT_ABSENT, INSERT_EACH, INSERT
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from sqlalchemy import Connection, Row, Select
+    from sqlalchemy import Connection, Select
 
     from postroom.outbox.rows import NewRow
 
@@ -117,11 +117,11 @@ class Round:
         inserted = self._insert_together(claims) if self._returns else self._insert_each(claims)
         return {(key, type_, group): row_id for row_id, key, type_, group in inserted}
 
-    def _insert_together(self, claims: Sequence[Claim]) -> Sequence[Row[Any]]:
+    def _insert_together(self, claims: Sequence[Claim]) -> Sequence[Sequence[Any]]:
         holder = {"fence": self._holder.fence, "lease": self._holder.lease, "worker": self._holder.worker}
         return self._connection.execute(INSERT_ABSENT[self._connection.dialect.name], {"rows": document(map(_new_row, claims)), **holder}).all()
 
-    def _insert_each(self, claims: Sequence[Claim]) -> Sequence[Row[Any]]:
+    def _insert_each(self, claims: Sequence[Claim]) -> Sequence[Sequence[Any]]:
         """For MySQL, whose INSERT can't say what it has inserted, and waits for rows that are only being changed: so it gets none that are there."""
         addresses = {_address_of(claim) for claim in claims}
         known = self._look(READ_BY_ADDRESS, addresses)

@@ -62,15 +62,20 @@ class Buffer:
                 self._first.extend(self._gates.leave(work))
                 self._changed.notify_all()
 
+    def drain(self) -> list[Work]:
+        """Return what nobody took; nothing waits then."""
+        with self._changed:
+            left = [*self._first, *self._waiting, *self._gates.clear()]
+            self._first.clear()
+            self._waiting.clear()
+            return left
+
     def close(self) -> list[Work]:
         """Give out no more; return what nobody took."""
         with self._changed:
             self._closed = True
-            left = [*self._first, *self._waiting, *self._gates.clear()]
-            self._first.clear()
-            self._waiting.clear()
             self._changed.notify_all()
-            return left
+            return self.drain()
 
     def _pick(self) -> list[Work]:
         """As many as the handlers' measured times allow; not all while other lanes have nothing to do."""
@@ -82,7 +87,7 @@ class Buffer:
             if works and (work.alone or not self._pace.allows(len(works) + 1, seconds)):
                 self._first.appendleft(work)
                 break
-            if work.alone or not work.gates or self._gates.enter(work):
+            if not work.gates or self._gates.enter(work):
                 works.append(work)
             if work.alone:
                 break

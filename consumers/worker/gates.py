@@ -32,6 +32,8 @@ class Gates:
 
     def enter(self, work: Work) -> bool:
         """Let `work` through all its gates, or park it before the first that is full."""
+        if work.inside:
+            return True
         gates = [self._gates.setdefault(name, _Gate()) for name in work.gates]
         for (_, limit), gate in zip(work.gates, gates, strict=True):
             if gate.inside >= limit:
@@ -39,10 +41,14 @@ class Gates:
                 return False
         for gate in gates:
             gate.inside += 1
+        work.inside = True
         return True
 
     def leave(self, work: Work) -> Sequence[Work]:
-        """`work` is over; return the parked works that may try again, a gate that nobody uses is forgotten."""
+        """`work` is over; return the parked works that may try again. A gate that nobody uses is forgotten."""
+        if not work.inside:
+            return ()
+        work.inside = False
         gates = [self._gates[name] for name in work.gates]
         for gate in gates:
             gate.inside -= 1
@@ -53,10 +59,11 @@ class Gates:
         return woken
 
     def clear(self) -> Sequence[Work]:
-        """Return all that is parked, and forget it."""
+        """Return all that is parked; nothing is then."""
         parked = [work for gate in self._gates.values() for work in gate.parked]
         for gate in self._gates.values():
             gate.parked.clear()
+        self._gates = {name: gate for name, gate in self._gates.items() if gate.inside}
         return parked
 
 

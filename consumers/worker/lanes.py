@@ -50,7 +50,7 @@ class Lane:
     def __init__(self, number: int, desk: Desk) -> None:
         self.number = number
         self.ready: deque[Work] = deque()
-        self.round_began = 0.0
+        self.round_began: float | None = None
         self.retired = False
         self._desk = desk
 
@@ -62,6 +62,7 @@ class Lane:
             self.round_began = self._desk.clock()
             self.ready.extend(work for work, answer in zip(works, answers, strict=True) if self._desk.pipeline.answered(work, answer))
             self._run_round()
+            self.round_began = None
 
     def hand_back(self) -> None:
         """Give back, uncharged, what this lane has begun and not run. Any thread may say so."""

@@ -54,7 +54,7 @@ class Life:
         """Receive no more, hand back, wait for handlers, store, settle, close. Return how many handlers still hang."""
         parts = self._parts
         self._receiver.stop(FLUSH)
-        parts.settler.release(parts.buffer.close())
+        parts.desk.pipeline.release(parts.buffer.close())
         parts.desk.halted.set()
         for lane in parts.crew.lanes:
             lane.hand_back()

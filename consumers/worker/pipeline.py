@@ -133,6 +133,8 @@ class Pipeline:
 
     def release(self, works: Sequence[Work], delay: float = 0.0) -> None:
         """Hand back what was not run."""
+        if not works:
+            return
         self._count("released", len(works))
         self._settler.release(works, delay)
         self._over(works)

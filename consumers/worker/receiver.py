@@ -29,7 +29,7 @@ __all__ = ["Receiver"]
 _log = logging.getLogger("postroom.worker")
 
 OUTAGE = Backoff(first=0.2, cap=15.0)
-POLL = 1.0
+POLL = 0.5
 """How long (seconds) one look into empty queues lasts: also how late a stop is noticed."""
 NAP = 0.05
 """How long (seconds) to wait for a delivery to be settled before looking again."""
@@ -74,7 +74,7 @@ class Receiver:
                 self._held.wait(NAP)
 
     def close(self) -> None:
-        """Receive no more; `run` returns within a second."""
+        """Receive no more; `run` returns within half a second."""
         self._closed.set()
 
     def _room(self) -> int:

@@ -22,7 +22,7 @@ TICK = 0.1
 """How exact (seconds) a timeout is."""
 
 ROUND_LIMIT = 1.0
-"""When a round lasts longer (seconds), what waits in it behind the job that runs is handed back."""
+"""When a round lasts longer (seconds), what waits behind the job that runs is handed back."""
 
 
 class Watch:
@@ -52,10 +52,16 @@ class Watch:
                 self._crew.replace(lane)
 
     def _free_waiting(self) -> None:
-        long_ago = self._desk.clock() - ROUND_LIMIT
-        for lane in self._crew.lanes:
-            if lane.ready and lane.round_began < long_ago:
-                lane.hand_back()
+        """What waits behind a job that takes long goes back, for others to do; from the buffer too when no lane is left to take it."""
+        desk, lanes = self._desk, self._crew.lanes
+        long_ago = desk.clock() - ROUND_LIMIT
+        late = [lane for lane in lanes if lane.round_began is not None and lane.round_began < long_ago]
+        for lane in late:
+            lane.hand_back()
+        if late and len(late) == len(lanes):
+            for work, _ in desk.running.snapshot():
+                desk.pace.measured(work.handler, ROUND_LIMIT)
+            desk.pipeline.release(desk.buffer.drain())
 
 
 def cut_short(desk: Desk, work: Work, error: str, *, rng: random.Random) -> bool:

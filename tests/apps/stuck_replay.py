@@ -17,7 +17,8 @@ def put_back_and_stop(self: SqlDeadLetters, ids: Sequence[str], headers: object 
     calls += 1
     back = put_back(self, ids, headers) if calls == 1 or when == "after" else []
     if calls == 2:
-        print("stopped", flush=True)
+        sys.stdout.write("stopped\n")
+        sys.stdout.flush()
         threading.Event().wait()
     return back
 

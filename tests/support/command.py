@@ -10,7 +10,7 @@ COMMAND = [sys.executable, "-m", "postroom.consumers.cli"]
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's, without the caller's own POSTROOM_ variables."""
+    """The variables of this process, without the caller's own POSTROOM_ variables."""
     return {**{name: value for name, value in os.environ.items() if not name.startswith("POSTROOM_")}, **variables}
 
 

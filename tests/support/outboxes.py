@@ -12,6 +12,7 @@ from postroom.adapters.sql.engine import open_engine
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.types import now
 from postroom.outbox.envelope import Envelope
+from postroom.outbox.relay import Relay
 from postroom.outbox.rows import NewRow, build_row, insert_rows
 from postroom.outbox.tables import lanes, outbox, relays
 
@@ -72,3 +73,10 @@ def let_pass(engine: Engine, seconds: float) -> None:
         for table, columns in moved.items():
             assignments = ", ".join(f"{column} = {column} - {seconds}" for column in columns)
             connection.execute(text(f"UPDATE {table} SET {assignments}"))  # noqa: S608 - all ours
+
+
+def run_until_quiet(engine: Engine, relay: Relay) -> None:
+    """Rounds an hour apart, until one changes nothing."""
+    let_pass(engine, 3600.0)
+    while relay.run_once().worked:
+        let_pass(engine, 3600.0)

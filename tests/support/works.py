@@ -25,8 +25,8 @@ def handler_of(function: Callable[..., Any] = nothing, *, queue: str | Queue = "
     return handler
 
 
-def delivery_of(key: str, *, queue: str = "q", type_: str = "t", body: bytes = b"{}", **headers: Any) -> Delivery:
-    envelope = Envelope(id=f"id-of-{key}", type=type_, key=key, ordering_key=key, queue=queue)
+def delivery_of(key: str, *, job_id: str = "", queue: str = "q", type_: str = "t", body: bytes = b"{}", **headers: Any) -> Delivery:
+    envelope = Envelope(id=job_id or f"id-of-{key}", type=type_, key=key, ordering_key=key, queue=queue)
     message = Message(id=envelope.id, queue=queue, body=body, headers={**envelope.to_headers(), **headers}, ordering_key=key)
     return Delivery(message=message, queue=queue, token=object())
 

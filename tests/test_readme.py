@@ -1,0 +1,120 @@
+"""The README is true: its example is the one that is shipped, its commands do what it prints, its proofs exist."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from postroom.consumers import WorkerSettings
+from postroom.consumers.cli.app import COMMANDS
+from postroom.consumers.cli.app import postroom as command
+from postroom.consumers.demo import shop
+from postroom.consumers.policy import Backoff
+from postroom.outbox import RelayOptions
+from postroom.outbox.payload import MAX_PAYLOAD
+from support.command import environment
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SOURCES = Path(shop.__file__).parents[2]
+"""Where the three packages are: in the repository, or installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A command of a console block, and the lines that it is said to print; `…` stands for anything."""
+
+    command: str
+    prints: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return int(found[1]) if (found := re.search(r"# exit code (\d+)", self.command)) else 0
+
+    @property
+    def pattern(self) -> str:
+        lines = ["[^\n]*".join(map(_with_any_blanks, line.split("…"))) for line in self.prints]
+        return "".join(rf"{line}\s*\n" for line in lines)
+
+
+def _with_any_blanks(text: str) -> str:
+    """Columns are as wide as what is in them, which is not always the same."""
+    return re.sub(r"(?:\\ )+", r" +", re.escape(text))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def steps(block: str) -> list[Step]:
+    parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    return [Step(command=part.splitlines()[0], prints=tuple(part.splitlines()[1:])) for part in parts]
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> dict[str, str]:
+    """The environment of one who has installed Postroom: `postroom` and `python` are on the path."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, arguments in (("postroom", " -m postroom.consumers.cli"), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    return environment({"PATH": f"{programs}:{os.environ['PATH']}"})
+
+
+def test_the_example_is_the_one_that_is_shipped():
+    assert blocks("python")[0] == Path(shop.__file__).read_text()
+
+
+def test_who_has_only_the_readme_sees_what_it_prints(user: dict[str, str], tmp_path: Path):
+    (tmp_path / "shop.py").write_text(blocks("python")[0])
+    first, *others = blocks("console")
+    assert [step.command.split()[1] for step in steps(first)] == ["demo", "test"]  # of make, which have tests of their own
+    for step in [step for block in others for step in steps(block)]:
+        ended = subprocess.run(["bash", "-c", step.command], cwd=tmp_path, env=user, check=False, capture_output=True, text=True)
+        assert ended.returncode == step.exit_code, (step, ended.stderr)
+        if step.prints:
+            assert re.fullmatch(step.pattern, ended.stdout), (step, ended.stdout)
+
+
+def test_every_proof_that_it_names_exists():
+    proofs = re.findall(r"`([\w/]+\.py)::(\w+)`", README)
+    assert len(proofs) > 10
+    missing = [f"{file}::{name}" for file, name in proofs if f"def {name}(" not in _source(file)]
+    assert missing == []
+
+
+def _source(file: str) -> str:
+    return ((ROOT if file.startswith("tests/") else SOURCES) / file).read_text()
+
+
+def test_every_subcommand_and_option_that_it_names_exists():
+    for name in COMMANDS:
+        assert f"| `postroom {name}" in README
+    for usage in re.findall(r"`postroom (\w+)([^`]*)`", README):
+        helped = CliRunner().invoke(command, [usage[0], *_group(*usage), "--help"]).output
+        for option in re.findall(r"--[a-z-]+", usage[1]):
+            assert option.rstrip("-") in helped, usage
+
+
+def _group(name: str, rest: str) -> list[str]:
+    """The subcommand of a subcommand, where it is one."""
+    return [first] if name in {"dead", "schema"} and (first := rest.strip(" ,.").split(" ")[0]).isalpha() else []
+
+
+def test_the_defaults_that_it_tells_are_those_of_the_code():
+    worker, relay, backoff = WorkerSettings(), RelayOptions(), Backoff()
+    rows = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", README, re.MULTILINE))
+    assert rows["`concurrency`"] == f"`{worker.concurrency}`"
+    assert rows["`grace`"] == f"`{worker.grace}`"
+    assert rows["`prefetch`"] == f"`{worker.prefetch}`"
+    assert rows["`poll_min`, `poll_max`"] == f"`{relay.poll_min}`, `{relay.poll_max}`"
+    assert rows["`batch`, `batch_bytes`"] == f"`{relay.batch}`, {relay.batch_bytes // 2**20} MiB"
+    assert rows["`max_payload`"] == f"{MAX_PAYLOAD:,}"
+    assert rows["`backoff`"] == f"`Backoff(first={backoff.first:g}, factor={backoff.factor:g}, cap={backoff.cap:g}, jitter={backoff.jitter:g})`"
+    assert worker.retention == relay.retention == 7 * 86400
