@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import uuid
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Struct(msgspec.Struct):
 
 class Model(pydantic.BaseModel):
     order_id: int
-    at: datetime.date | None = None
+    at: dt.date | None = None
 
 
 class Typed(TypedDict):
@@ -43,7 +43,7 @@ class Typed(TypedDict):
 
 @dataclass
 class Rich:
-    at: datetime.datetime
+    at: dt.datetime
     price: decimal.Decimal
     id: uuid.UUID
     data: bytes
@@ -55,7 +55,7 @@ class Rich:
     [
         (Order, b'{"order_id": 1, "lines": [{"sku": "a"}], "unknown": 0}', Order(1, [Line("a", 1)])),
         (Struct, b'{"order_id": 1}', Struct(order_id=1)),
-        (Model, b'{"order_id": 1, "at": "2026-01-31"}', Model(order_id=1, at=datetime.date(2026, 1, 31))),
+        (Model, b'{"order_id": 1, "at": "2026-01-31"}', Model(order_id=1, at=dt.date(2026, 1, 31))),
         (Typed, b'{"order_id": 1}', {"order_id": 1}),
         (dict, b'{"order_id": 1}', {"order_id": 1}),
         (list[int], b"[1, 2]", [1, 2]),
@@ -70,7 +70,7 @@ def test_a_payload_becomes_what_the_annotation_says(annotation: Any, body: bytes
 def test_types_that_json_has_not_come_back_as_what_they_were() -> None:
     body = b'{"at":"2026-01-31T12:00:00Z","price":"1.10","id":"12345678-1234-5678-1234-567812345678","data":"AAE=","counts":{"1":2}}'
     assert converter(Rich)(body) == Rich(
-        at=datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC),
+        at=dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC),
         price=decimal.Decimal("1.10"),
         id=uuid.UUID("12345678-1234-5678-1234-567812345678"),
         data=b"\x00\x01",

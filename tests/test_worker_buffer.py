@@ -78,7 +78,7 @@ def test_lanes_that_have_nothing_to_do_get_their_share() -> None:
     buffer.put([work_of(str(number), handler) for number in range(8)])
     for lane in lanes:
         lane.join(60)
-    assert sorted(sum(shares, [])) == [str(number) for number in range(8)]
+    assert sorted(key for share in shares for key in share) == [str(number) for number in range(8)]
     assert len(shares) == 4
 
 

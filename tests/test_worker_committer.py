@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from postroom.adapters.errors import Unavailable
 from postroom.consumers.ledger import Answer, Claim, Done, Failed, Finish, Finished, Lost, Result, Started
 from postroom.consumers.worker import committer as module
 from postroom.consumers.worker.committer import Committer
+from postroom.consumers.worker.failure import failed as failed_with
 from postroom.consumers.worker.work import Work
 from postroom.outbox.backoff import Backoff
-from support.works import handler_of, work_of
 from support.workers import eventually
+from support.works import handler_of, work_of
 
 
 class Ledger:
@@ -113,7 +113,7 @@ def test_s120_an_outcome_that_can_not_be_stored_yet_is_stored_later_and_settled_
     [done, failed] = works("done", "failed")
     with committing(ledger, pipeline) as committer:
         committer.hand_in(done, Done(started=done.attempt))
-        committer.hand_in(failed, module.failure(failed, ValueError("no"), random.Random(1)))
+        committer.hand_in(failed, failed_with(failed, "no"))
         committer.wake()
         eventually(lambda: len(ledger.troubles) < 3)
         assert pipeline.outcomes == []

@@ -16,8 +16,8 @@ from postroom.consumers.worker.held import Held
 from postroom.consumers.worker.settler import Settler
 from postroom.consumers.worker.work import Receipt, Refused
 from postroom.outbox.backoff import Backoff
-from support.works import delivery_of, handler_of, work_of
 from support.workers import eventually
+from support.works import delivery_of, handler_of, work_of
 
 
 class Scripted:

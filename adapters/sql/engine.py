@@ -187,4 +187,4 @@ def _begin(connection: Connection) -> None:
     if driver.isolation_level is not None:
         driver.isolation_level = None
     reads = connection.get_execution_options().get("postroom_reading", False)
-    connection.exec_driver_sql("BEGIN")
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -50,8 +50,8 @@ def command(settings: Settings, extent: str | None, *, json: bool) -> int:
 
 
 def _run(relay: Relay) -> int:
-    click.echo("postroom: the relay runs; Ctrl-C stops it", err=True)
     with until_signalled() as stopping:
+        click.echo("postroom: the relay runs; Ctrl-C stops it", err=True)
         relay.run(stopping)
     return stopping.exit_code
 

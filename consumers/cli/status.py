@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,8 +67,9 @@ def command(settings: Settings, key_or_id: str, *, json: bool) -> int | None:
 def _find_dead(settings: Settings, queue: str, job: str) -> Letter | None:
     """A job without a handler is in no ledger, but in the dead letters: among the first 1000, if the broker can be asked."""
     with suppress(ConfigurationError, Unavailable), broker(settings) as adapter:
-        first = islice(behind(QueuePlace(queue, adapter.dead_letters(queue))), _SEARCHED)
-        return next((letter for letter in first if letter.message.id == job), None)
+        carriers = [carrier for carrier in adapter.carriers() if carrier == queue or carrier.startswith(f"{queue}.")]  # of a topic, each group's
+        found = chain.from_iterable(islice(behind(QueuePlace(carrier, adapter.dead_letters(carrier))), _SEARCHED) for carrier in carriers)
+        return next((letter for letter in found if letter.message.id == job), None)
     return None
 
 

@@ -17,15 +17,8 @@ __all__ = ["MOST_LOCK_WAIT", "Blocked", "bounded"]
 MOST_LOCK_WAIT = 1
 """Whole seconds: MySQL counts in nothing finer."""
 
-# A plan is made once and kept. One that was made while the table was small would read all of it, for as long as it takes until the next ANALYZE.
-_POSTGRESQL = "; ".join(
-    [
-        f"SET LOCAL lock_timeout = '{MOST_LOCK_WAIT}s'",
-        "SET LOCAL enable_seqscan = off",
-        "SET LOCAL enable_hashjoin = off",
-        "SET LOCAL enable_mergejoin = off",
-    ]
-)
+# Plans are made once and kept: those that read all of a table are quick only while it is small.
+_POSTGRESQL = f"SET LOCAL lock_timeout = '{MOST_LOCK_WAIT}s'; SET LOCAL enable_seqscan = off"
 _MYSQL = (
     f"SET @postroom_lock_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = {MOST_LOCK_WAIT}",
     "SET SESSION innodb_lock_wait_timeout = @postroom_lock_wait",

@@ -99,7 +99,7 @@ class Ledger:
             believed, doubtful = set(self._held), list(self._doubtful)
         if not believed:
             return ()
-        still = transact(self._engine, lambda connection: self._renew(connection, doubtful))
+        still = self._transact(lambda connection: self._renew(connection, doubtful))
         with self._lock:
             lost = (believed & self._held) - still
             self._held -= lost
@@ -114,11 +114,11 @@ class Ledger:
 
         False, and nothing changed, otherwise: so it is safe to repeat. A message must then carry the row's new number of replays.
         """
-        return transact(self._engine, lambda connection: connection.execute(RETRY, {"row_id": row_id, "old_replays": replays}).rowcount == 1)
+        return self._transact(lambda connection: connection.execute(RETRY, {"row_id": row_id, "old_replays": replays}).rowcount == 1)
 
     def purge(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` rows that ended more than `older_than` seconds ago; return how many. Call it until it returns less."""
-        return transact(self._engine, lambda connection: _purge(connection, older_than, limit))
+        return self._transact(lambda connection: _purge(connection, older_than, limit))
 
     def _round(self, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
         self._forget((finish.started.id, finish.started.fence) for finish in finishes)

@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Text, bindparam, column
+from sqlalchemy import Boolean, Text, bindparam, column, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sqlalchemy import Column, TableValuedAlias
+    from sqlalchemy import Column, ColumnElement, TableValuedAlias
     from sqlalchemy.sql.compiler import SQLCompiler
     from sqlalchemy.types import TypeEngine
 
-__all__ = ["document", "recordset"]
+__all__ = ["among", "document", "recordset"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,6 +37,16 @@ def recordset(parameter: str, *like: Column[Any], **renamed: Column[Any]) -> Tab
     return _Recordset(bindparam(parameter, type_=Text()), *columns).table_valued(*columns, name="given")
 
 
+def among(parameter: str, column: Column[Any]) -> ColumnElement[bool]:
+    """Return a condition that changes nothing beside a join of `column` with the rows of `parameter`, but for PostgreSQL's plan.
+
+    A plan is made once and kept. One that was made while the table was small would read all of it ever after; with this, each plan there can be
+    looks only for the rows that are given.
+    """
+    given = recordset(parameter, column)
+    return _Among(column, select(given.c[column.name]).scalar_subquery())
+
+
 def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     return kind if kind.python_type in {int, float} else Text()
 
@@ -46,6 +56,22 @@ class _Recordset(FunctionElement[Any]):
 
     name = "postroom_recordset"
     inherit_cache = True
+
+
+class _Among(FunctionElement[bool]):
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(_Among)
+def _any(_element: _Among, _compiler: SQLCompiler, **_: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    return "1 = 1"
+
+
+@compiles(_Among, "postgresql")
+def _any_postgresql(element: _Among, compiler: SQLCompiler, **how: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    column, values = element.clauses
+    return f"{compiler.process(column, **how)} = ANY (ARRAY{compiler.process(values, **how)})"
 
 
 @compiles(_Recordset, "postgresql")

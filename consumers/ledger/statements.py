@@ -13,7 +13,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from postroom.adapters.sql.types import now
 
 from .entry import Entry
-from .recordset import recordset
+from .recordset import among, recordset
 from .tables import ledger
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _by_index(found: Select[Any], index: str) -> Select[Any]:
 
 def _of(given: TableValuedAlias, index: str, *columns: ColumnElement[Any]) -> Select[Any]:
     same = and_(*(ledger.c[name] == given.c[name] for name in given.c.keys()))  # noqa: SIM118 - iterating gives columns
-    return _by_index(select(*columns).select_from(given).join(ledger, same), index)
+    return _by_index(select(*columns).select_from(given).join(ledger, same), index).where(among("rows", ledger.c[given.c.keys()[0]]))
 
 
 NOW = select(now())
@@ -106,24 +106,24 @@ READ_BY_ADDRESS = _of(_addressed, _KEY, *_entry)
 LOCK_BY_ADDRESS = READ_BY_ADDRESS.order_by(*ADDRESS).with_for_update(of=ledger, skip_locked=True)
 LOCK_BY_ID = _of(_named, "PRIMARY", *_entry).order_by(ledger.c.id).with_for_update(of=ledger)
 LOCK_BY_WORKER = (
-    _by_index(select(*_entry), "postroom_ledger_held")
-    .where(_IS_RUNNING, ledger.c.worker == bindparam("worker"))
-    .order_by(ledger.c.id)
-    .with_for_update(of=ledger)
+    _by_index(select(*_entry), "postroom_ledger_held").where(_IS_RUNNING, ledger.c.worker == bindparam("worker")).with_for_update(of=ledger)
 )
 
 _done = {"status": "done", "finished_at": now(), "taken_at": null(), "lease_until": null(), "worker": null(), "retry_at": null()}
 
 FINISH = update(ledger).where(ledger.c.id == bindparam("row_id"), ledger.c.fence == bindparam("row_fence"), _IS_RUNNING).values(_done)
 FINISH_MANY = (
-    update(ledger).where(ledger.c.id == _held.c.id, ledger.c.fence == _held.c.fence, _IS_RUNNING).values(_done).returning(ledger.c.id, ledger.c.fence)
+    update(ledger)
+    .where(ledger.c.id == _held.c.id, ledger.c.fence == _held.c.fence, _IS_RUNNING, among("rows", ledger.c.id))
+    .values(_done)
+    .returning(ledger.c.id, ledger.c.fence)
 )
 FINISH_LOCKED = update(ledger).where(ledger.c.id.in_(bindparam("ids", expanding=True)), _IS_RUNNING).values(_done)
 """Only of rows that LOCK_BY_ID has locked, and whose fence was right."""
 
 PUT = (
     update(ledger)
-    .where(ledger.c.id == _moved.c.id, ledger.c.fence == _moved.c.old_fence, ledger.c.status == _moved.c.old_status)
+    .where(ledger.c.id == _moved.c.id, ledger.c.fence == _moved.c.old_fence, ledger.c.status == _moved.c.old_status, among("rows", ledger.c.id))
     .values({name: _moved.c[name] for name in _MOVED})
 )
 PUT_EACH = (

@@ -51,11 +51,12 @@ class Life:
             self._relay.start()
 
     def end(self, stop: Stop) -> int:
-        """Receive no more, hand back, wait for handlers, store, settle, close. Return how many handlers still hang."""
+        """Begin and receive no more, hand back, wait for handlers, store, settle, close. Return how many handlers still hang."""
         parts = self._parts
+        _log.info("stopping: nothing more is begun, %d handlers run", len(parts.desk.running))
+        parts.desk.halted.set()
         self._receiver.stop(FLUSH)
         parts.desk.pipeline.release(parts.buffer.close())
-        parts.desk.halted.set()
         for lane in parts.crew.lanes:
             lane.hand_back()
         parts.committer.wake()

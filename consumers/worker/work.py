@@ -39,7 +39,8 @@ class Refused(Receipt):
 class Work(Receipt):
     """A job and its handler. One thread at a time changes it.
 
-    `gates`: what it may not run beside; `inside`: it has passed them. `alone`: it was answered Later, so it is begun in a round of its own. `started`: the attempt, once begun.
+    `gates`: what it may not run beside; `inside`: it has passed them. `alone`: it was answered Later, so it is begun in a round of its own.
+    `started`: the attempt, once begun.
     `deadline`: when its time is up, by the worker's clock. `fenced`: it may change nothing any more. `cancel`: how to interrupt it, if it can be.
     """
 

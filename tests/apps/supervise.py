@@ -11,4 +11,4 @@ from postroom.consumers.cli.load import load_jobs
 options = json.loads(sys.argv[1])
 settings = msgspec.convert(options.pop("settings"), WorkerSettings)
 report = Supervisor(jobs=load_jobs(options["app"]), settings=settings, **options).run()
-print(msgspec.json.encode(report).decode())
+sys.stdout.write(msgspec.json.encode(report).decode())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,15 @@ class Place:
     def depth(self, queue: str = "work") -> Mapping[str, int]:
         return self.adapter.depth(queue)
 
+    @property
+    def log(self) -> Path:
+        """What the processes said."""
+        return self.flags / "log"
+
+    def says(self, words: str) -> bool:
+        """Whether a process has said this."""
+        return words in self.log.read_text()
+
     def flag(self, name: str) -> Path:
         return self.flags / name
 
@@ -90,20 +100,36 @@ def supervisor(at: Place, app: str = "mortal:jobs", *, processes: int = 1, broke
     """A supervisor in a process of its own, with real children; killed at the end if it still runs."""
     options = {"app": app, "database": at.url, "broker": broker or at.url, "processes": processes, "settings": settings}
     environment = {**os.environ, "APP_DATABASE": at.url, "APP_FLAGS": str(at.flags)}
-    process = subprocess.Popen(
-        [sys.executable, "supervise.py", json.dumps(options)], cwd=APPS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with at.log.open("a") as log:
+        command = [sys.executable, "supervise.py", json.dumps(options)]
+        process = subprocess.Popen(command, cwd=APPS, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         yield process
     finally:
-        process.kill()
+        left = [process.pid, *children_of(process.pid)]
+        for process_id in left:
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
         process.communicate()
+
+
+def children_of(process_id: int) -> list[int]:
+    """The worker processes of a supervisor that runs."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def drained(at: Place, app: str = "mortal:jobs", **options: Any) -> Mapping[str, Any]:
     """Work until all is quiet; return the supervisor's report."""
     with supervisor(at, app, drain=True, **options) as process:
-        said, log = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, log
+        return ended(process, at)
+
+
+def ended(process: subprocess.Popen[str], at: Place) -> Mapping[str, Any]:
+    """Wait for its orderly end; return its report."""
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, at.log.read_text()
     report: Mapping[str, Any] = json.loads(said)
-    return {**report, "log": log}
+    return report
