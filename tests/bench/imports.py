@@ -13,7 +13,7 @@ _CLOCK = "import time; began = time.perf_counter(); {}; print(time.perf_counter(
 
 def report(_database: Callable[[], object]) -> None:
     for statement in STATEMENTS:
-        print(f"{statement:<44} {statistics.median(_seconds(statement) for _ in range(5)) * 1000:>10.0f} ms")
+        print(f"{statement:<46} {statistics.median(_seconds(statement) for _ in range(5)) * 1000:>10.0f} ms")
 
 
 def _seconds(statement: str) -> float:

@@ -44,7 +44,7 @@ def _with_waiting(engine: Engine, url: str) -> None:
     fill(engine, WAITING)
     for name, command in {"relay": ["relay"], "worker": ["work", APPLICATION, "--processes", "1"]}.items():
         peaks = _peaks(["postroom", "--database", url, "--broker", url, *command])
-        print(f"{f'{name}, {WAITING:,} rows waiting':<44} {peaks[0]:>10.0f} MB after a quarter of a minute, {peaks[-1]:.0f} MB after a minute")
+        print(f"{f'{name}, {WAITING:,} rows waiting':<46} {peaks[0]:>10.0f} MB after a quarter of a minute, {peaks[-1]:.0f} MB after a minute")
 
 
 def _with_sent(engine: Engine) -> None:
@@ -54,7 +54,7 @@ def _with_sent(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text(_SENT), {"rows": SENT})
     after = relay_rate(engine, 20_000, keep=True)
-    print(f"{f'relay, {SENT:,} sent rows in the table':<44} {after:>10,.0f} rows/s, x {after / before:.2f} of an empty table")
+    print(f"{f'relay, {SENT:,} sent rows in the table':<46} {after:>10,.0f} rows/s, x {after / before:.2f} of an empty table")
 
 
 def _peaks(command: list[str]) -> list[float]:

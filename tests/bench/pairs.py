@@ -34,7 +34,8 @@ class Figure:
     @property
     def line(self) -> str:
         spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f}"
-        return f"{self.pair.name:<44} {self.ours:>10,.0f} {self.plain:>10,.0f} {self.pair.unit:<8} x {self.ratio:.2f} ({spread}; goal {self.pair.goal})"
+        rates = f"{self.ours:>10,.0f} {self.plain:>10,.0f} {self.pair.unit:<8}"
+        return f"{self.pair.name:<46} {rates} x {self.ratio:.2f} ({spread}; goal {self.pair.goal})"
 
 
 def measure(pair: Pair, rounds: int) -> Figure:

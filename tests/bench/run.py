@@ -21,10 +21,10 @@ import memory
 import relay
 from pairs import Pair, measure
 from rich.console import Console
-from support import services
-from support.databases import fresh_database
 
 from postroom.adapters.sql.engine import open_engine
+from support import services
+from support.databases import fresh_database
 
 Pairs = Mapping[str, Callable[[str], Pair]]
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=everything, choices=everything, help="only these (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each pair takes turns")
     options = parser.parse_args()
-    print(f"{'':<44} {'postroom':>10} {'by hand':>10} {'':<8} ratio, median of {options.rounds} (lowest to highest)")
+    print(f"{'':<46} {'postroom':>10} {'by hand':>10} {'':<8} ratio, median of {options.rounds} (lowest to highest)")
     compare(options.names, "sqlite", ON_SQLITE, options.rounds)
     compare(options.names, "postgresql", ON_POSTGRESQL, options.rounds)
     for name, report in REPORTS.items():
