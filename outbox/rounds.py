@@ -60,10 +60,10 @@ class Rounds:
         tenure = self._lanes.look()
         batch = self._line.next(tenure)
         self._owed = tenure, [*batch.refused, *(send(self._adapter, batch.rows, go_on) if batch.rows else ())]
-        result = replace(earlier + self._pay(), more=batch.more)
+        result = replace(self._pay(), more=batch.more)
         if result.sent < len(batch.rows) or batch.refused:
             self._line.restart()
-        return result
+        return earlier + result
 
     def renew(self) -> None:
         """Keep the lanes while a round takes long. For another thread."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .envelope import Envelope
 
-__all__ = ["MESSAGE", "NewRow", "build_row", "insert_rows", "lane_of", "message_of", "wake"]
+__all__ = ["MESSAGE", "NewRow", "build_row", "insert_rows", "lane_of", "message_of", "to_message", "wake"]
 
 NewRow: TypeAlias = dict[str, Any]
 """The parameters of one row to insert; make it with `build_row`."""
@@ -94,10 +94,15 @@ def wake(connection: Connection) -> None:
 
 
 def message_of(row: Row[Any]) -> Message:
-    """Return the message of a row with the columns `MESSAGE`: what was encoded at enqueue, and the time that the database gave it."""
-    headers = _unpack(row.headers)
-    headers[ENQUEUED_AT] = repr(row.enqueued_at)
-    return Message(id=row.id, queue=row.queue, body=row.body, headers=headers, ordering_key=row.ordering_key)
+    """Return the message of a row that has the columns `MESSAGE`."""
+    return to_message(row.id, row.queue, row.body, row.headers, row.ordering_key, row.enqueued_at)
+
+
+def to_message(job_id: str, queue: str, body: bytes, packed: bytes, ordering_key: str, enqueued_at: float) -> Message:
+    """Return the message of the values of the columns `MESSAGE`: what was encoded at enqueue, and the time that the database gave it."""
+    headers = _unpack(packed)
+    headers[ENQUEUED_AT] = repr(enqueued_at)
+    return Message(id=job_id, queue=queue, body=body, headers=headers, ordering_key=ordering_key)
 
 
 def lane_of(ordering_key: str) -> int:

@@ -100,7 +100,7 @@ def test_s067_parked_rows_are_listed_and_discarded_beside_the_dead_letters(many:
     assert len(list(discarded(many.engine, chosen, "too large for good"))) == 1
     assert "order-4" not in many.dead_keys
     [status] = status_of(many.engine, "order-4")
-    assert (status.status, status.last_error) == ("failed", "discarded: too large for good")
+    assert (status.status, status.last_error) == ("failed", "discarded: too large for good; it was: message too large")
 
 
 def test_parked_rows_can_be_told_by_their_queue(many: Postroom):

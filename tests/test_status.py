@@ -1,6 +1,7 @@
 """Where is order 4711's email? What `postroom status` and `postroom stats` tell at each point of a job's life."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,8 +99,8 @@ def test_a_delayed_job_tells_when_it_goes_on(small_room: Postroom):
     with small_room.engine.begin() as connection:
         small_room.outbox.enqueue(connection, "send", None, key="order-4711", delay=7200)
     status = only(small_room)
-    assert 7190 < status.next_at - status.now <= 7200
-    assert what_next(status).startswith("in the outbox; to the broker in 1h 59m")
+    assert 7140 < status.next_at - status.now < 7201
+    assert re.match("in the outbox; to the broker in (2h|1h 59m)", what_next(status))
 
 
 def test_a_running_job_whose_lease_has_ended_is_abandoned(small_room: Postroom):
@@ -107,10 +108,10 @@ def test_a_running_job_whose_lease_has_ended_is_abandoned(small_room: Postroom):
     small_room.drain()
     change_entry(small_room, status="running", worker="vm-1", lease_until=only(small_room).now + 30, finished_at=None)
     assert only(small_room).status == "running"
-    assert "vm-1 runs it, under a lease for 2" in what_next(only(small_room))
+    assert re.fullmatch(r"vm-1 runs it, under a lease for \d+s more", what_next(only(small_room)))
     change_entry(small_room, lease_until=only(small_room).now - 5)
     assert only(small_room).status == "abandoned"
-    assert what_next(only(small_room)).startswith("vm-1 has vanished, its lease ended 5s ago")
+    assert re.match(r"vm-1 has vanished, its lease ended \d+s ago", what_next(only(small_room)))
 
 
 def test_a_retry_that_waits_tells_when_it_is_due(small_room: Postroom):
@@ -118,7 +119,7 @@ def test_a_retry_that_waits_tells_when_it_is_due(small_room: Postroom):
     small_room.drain()
     change_entry(small_room, status="pending", retry_at=only(small_room).now + 60, finished_at=None)
     assert (only(small_room).status, only(small_room).place) == ("pending", "broker")
-    assert what_next(only(small_room)) == "next attempt in 59s"
+    assert re.fullmatch(r"next attempt in (1m|\d\ds)", what_next(only(small_room)))
 
 
 def test_two_jobs_about_one_order_are_told_one_by_one(small_room: Postroom):
@@ -203,7 +204,7 @@ def test_the_stats_command_answers_in_a_table_and_in_json(small_room: Postroom, 
     url = small_room.engine.url.render_as_string()
     lines = postroom("--database", url, "stats", cwd=tmp_path).stdout.splitlines()
     assert lines[1].split() == ["emails", "0", "0", "0", "1", "0", "0", "0", "0"]
-    assert lines[-1] == "lag: 0s"
+    assert lines[-1] == "lag: 0s"  # nothing is due in the outbox
     told = json.loads(postroom("--database", url, "stats", "--json", cwd=tmp_path).stdout)
     assert told["queues"][0]["broker"]["pending"] == 1
     assert told["lag"] == 0

@@ -16,7 +16,7 @@ from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Queue
-from postroom.consumers import Backoff, Context, Fail, Retry, WorkerSettings
+from postroom.consumers import Backoff, Context, Fail, Retry, Stop, WorkerSettings
 from postroom.consumers.ledger.tables import ledger
 from postroom.consumers.worker import pipeline
 from postroom.outbox import Outbox
@@ -54,7 +54,6 @@ def test_a_job_is_done_once_with_its_payload_as_the_handler_wants_it(here: Offic
     here.enqueue("sync", "order-1", {"order_id": 1})
     here.enqueue("async", "order-2", {"order_id": 2}, headers={"trace": "abc"})
     report = here.drain()
-    assert sorted(map(str, seen)) == ["('order-2', 1, {'trace': 'abc'}, 'default:async:order-2')", "Order(order_id=1)"] or seen
     assert Order(1) in seen
     assert ("order-2", 1, {"trace": "abc"}, "default:async:order-2") in seen
     assert report.counts == {"done": 2}
@@ -273,7 +272,7 @@ def test_an_async_handlers_session_commits_with_done_or_not_at_all(here: Office)
 
 @pytest.mark.parametrize("way", ["commit", "begin"])
 def test_a_handler_can_not_commit_its_session_itself_but_may_use_savepoints(here: Office, way: str) -> None:
-    @here.jobs.handler("t", queue="q")
+    @here.jobs.handler("t", queue="q", max_attempts=1)
     def handle(payload: Any, context: Context) -> None:
         with context.session.begin_nested():
             context.session.execute(effect("inside a savepoint"))
@@ -288,9 +287,9 @@ def test_a_handler_can_not_commit_its_session_itself_but_may_use_savepoints(here
 
     here.enqueue("t", "k")
     here.enqueue("good", "g")
-    here.jobs.find("q", "t")
-    with working(here.worker()):
-        eventually(lambda: here.entries() and len(here.entries()) == 2 and here.entry("k").attempts == 1 and here.effects() == ["good"])
+    here.drain()
+    assert here.effects() == ["good"]
+    assert here.entry("k").status == "failed"
     assert "the worker commits context.session" in here.entry("k").last_error
 
 
@@ -316,6 +315,20 @@ def test_a_failure_after_a_timeout_is_an_attempt_and_the_late_result_counts_for_
         eventually(lambda: handled)
     assert here.effects() == ["in time"]
     assert (here.entry("k").status, here.entry("k").attempts, here.entry("k").last_error) == ("done", 1, "timed out after 0.3 s")
+
+
+def test_when_as_many_handlers_hang_as_there_are_lanes_the_worker_ends_for_another_process_to_take_its_place(here: Office) -> None:
+    go_on = threading.Event()
+
+    @here.jobs.handler("t", queue="q", timeout=0.2, max_attempts=10, backoff=SOON)
+    def handle(payload: Any) -> None:
+        go_on.wait(60)
+
+    here.enqueue("t", "k")
+    report = here.worker(concurrency=1).run(Stop())
+    go_on.set()
+    assert report.hanging == 2
+    assert (here.entry("k").status, here.entry("k").attempts) == ("pending", 2)
 
 
 def test_an_async_handler_is_cancelled_at_its_deadline(here: Office) -> None:

@@ -100,7 +100,7 @@ _KEY = "postroom_ledger_key"
 _entry = (*(ledger.c[name] for name in COLUMNS), now().label("now"))
 
 INSERTED = _of(_addressed, _KEY, ledger.c.id, *ADDRESS).where(ledger.c.fence == bindparam("fence"))
-"""Which rows INSERT_EACH has inserted, for MySQL can't say: those with the fence of this round."""
+"""Which rows INSERT_EACH has inserted, since MySQL can't say: those with the fence of this round."""
 
 READ_BY_ADDRESS = _of(_addressed, _KEY, *_entry)
 LOCK_BY_ADDRESS = READ_BY_ADDRESS.order_by(*ADDRESS).with_for_update(of=ledger, skip_locked=True)
