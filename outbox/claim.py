@@ -37,12 +37,13 @@ Place: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A row that may be sent now, with the message it is. `attempts` counts the broker's earlier answers of "not now"."""
+    """A row that may be sent now, with its message. `attempts` counts the broker's earlier answers of "not now"; `ordered` is its queue's."""
 
     seq: int
     message: Message
     place: Place
     attempts: int
+    ordered: bool = False
 
 
 Answer: TypeAlias = tuple[Due, Outcome]
@@ -154,9 +155,9 @@ def _sorted_out(rows: Sequence[Row[Any]], bodies: Mapping[int, bytes], *, more: 
 
 
 def _due(row: Sequence[Any], bodies: Mapping[int, bytes]) -> Due:
-    seq, attempts, _, _, job_id, queue, body, headers, ordering_key, enqueued_at = row  # by position: three times as quick as by name
+    seq, attempts, ordered, _, _, job_id, queue, body, headers, ordering_key, enqueued_at = row  # by position: three times as quick as by name
     message = to_message(job_id, queue, bodies[seq] if body is None else body, headers, ordering_key, enqueued_at)
-    return Due(seq=seq, message=message, place=(queue, ordering_key), attempts=attempts)
+    return Due(seq=seq, message=message, place=(queue, ordering_key), attempts=attempts, ordered=ordered)
 
 
 def _unreadable(row: Row[Any]) -> Due:

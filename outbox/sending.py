@@ -23,19 +23,20 @@ _AWAY = (Unavailable, Closed, OSError)  # OSError: what a lost connection raises
 def send(adapter: Adapter, rows: Sequence[Due], go_on: Callable[[], bool] = lambda: True) -> list[Answer]:
     """Publish the rows; return an answer for each that was sent. Blocks as long as the adapter does; never raises for what an adapter raises.
 
-    Where a batch is not atomic, no two rows of one key are in flight together. Behind a row that was not confirmed, the rest of its key
-    is not sent; nor is anything behind a wave without any answer, or once `go_on` says no.
+    No two rows of one key are in flight together; where a batch is atomic, only in an ordered queue must they not: a refused one of them would hold
+    the others. Behind a row that was not confirmed, the rest of its key is not sent; nor is anything behind a wave without any answer, or once
+    `go_on` says no.
     """
-    return _in_turn(adapter, [rows] if adapter.capabilities.atomic_publish else waves(rows), go_on)
+    return _in_turn(adapter, waves(rows, together=adapter.capabilities.atomic_publish), go_on)
 
 
-def waves(rows: Iterable[Due]) -> list[list[Due]]:
-    """Split rows so that each wave has at most one of each key, and the waves have each key's in order."""
+def waves(rows: Iterable[Due], *, together: bool = False) -> list[list[Due]]:
+    """Split rows so that each wave has at most one of each key, and the waves have each key's in order. `together`: only if its queue is ordered."""
     result: list[list[Due]] = []
     counts: Counter[Place] = Counter()
     for row in rows:
         number = counts[row.place]
-        counts[row.place] += 1
+        counts[row.place] += row.ordered or not together
         if number == len(result):
             result.append([])
         result[number].append(row)

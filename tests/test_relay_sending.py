@@ -11,9 +11,9 @@ from postroom.outbox.claim import Due
 from postroom.outbox.sending import send, waves
 
 
-def due(job_id: str, queue: str = "emails") -> Due:
+def due(job_id: str, queue: str = "emails", *, ordered: bool = False) -> Due:
     """A row whose ordering key is the first letter of its id."""
-    return Due(seq=0, message=Message(id=job_id, queue=queue, body=b"{}"), place=(queue, job_id[0]), attempts=0)
+    return Due(seq=0, message=Message(id=job_id, queue=queue, body=b"{}"), place=(queue, job_id[0]), attempts=0, ordered=ordered)
 
 
 def dues(*ids: str) -> list[Due]:
@@ -37,6 +37,14 @@ def test_an_atomic_adapter_gets_the_batch_whole():
     adapter = Scripted()
     send(adapter, dues("a1", "a2", "b1"))
     assert adapter.batches == [["a1", "a2", "b1"]]
+
+
+def test_behind_a_refused_row_of_an_ordered_queue_the_rest_of_its_key_is_not_sent_in_one_batch_either():
+    adapter = Scripted()
+    adapter.answers["a1"] = [REFUSED]
+    answers = send(adapter, [due("a1", ordered=True), due("a2", ordered=True), due("b1", "other"), due("b2", "other")])
+    assert adapter.batches == [["a1", "b1", "b2"]]
+    assert verdicts(answers) == {"a1": Verdict.REFUSED, "b1": Verdict.CONFIRMED, "b2": Verdict.CONFIRMED}
 
 
 def test_an_adapter_that_is_not_atomic_never_has_two_rows_of_a_key_in_flight():
