@@ -40,7 +40,8 @@ def among(column: ColumnElement[int], name: str, dialect: str) -> ColumnElement[
 _PENDING = outbox.c.status == constant("pending")
 _SIZE = func.length(outbox.c.body).label("size")
 _SMALL = case((func.length(outbox.c.body) <= literal_column(str(INLINE)), outbox.c.body)).label("body")
-_COLUMNS = (outbox.c.seq, outbox.c.attempts, outbox.c.ordered, outbox.c.available_at, _SIZE, *(_SMALL if column is outbox.c.body else column for column in MESSAGE))
+_MESSAGE = (_SMALL if column is outbox.c.body else column for column in MESSAGE)
+_COLUMNS = (outbox.c.seq, outbox.c.attempts, outbox.c.ordered, outbox.c.available_at, _SIZE, *_MESSAGE)
 _HOLDER = outbox.alias("holder")
 # A scalar subquery and not an EXISTS: one look into a nearly empty index for each row, which no planner turns into a join of all with all.
 _FIRST_HOLDER = (
