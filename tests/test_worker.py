@@ -647,3 +647,25 @@ def test_s095_a_retention_shorter_than_the_longest_way_back_is_refused(here: Off
     with pytest.raises(ConfigurationError, match="604800 s"):
         here.worker(retention=36_000.0, relay=RelayOptions())
     here.worker(retention=36_000.0, relay=relay)
+
+
+def test_the_whole_way_on_each_database(database_url: str) -> None:
+    with office(database_url, connect(database_url)) as here:
+
+        @here.jobs.handler("parent", queue="q", max_attempts=2, backoff=SOON)
+        def parent(payload: dict[str, int], context: Context) -> None:
+            context.session.execute(effect(context.job.key))
+            context.enqueue("child", {}, key=f"child-{payload['n']}")
+            if payload["n"] == 0 or (payload["n"] == 1 and context.job.attempt == 1):
+                raise ValueError("after the effect")
+
+        @here.jobs.handler("child", queue="q")
+        def child(payload: Any, context: Context) -> None: ...
+
+        for number in range(20):
+            here.enqueue("parent", f"parent-{number}", {"n": number})
+        report = here.drain()
+        assert report.counts == {"done": 38, "failed": 2, "dead": 1}
+        assert sorted(here.effects()) == sorted(f"parent-{number}" for number in range(1, 20))
+        assert {entry.status for entry in here.entries() if entry.key != "parent-0"} == {"done"}
+        assert len(here.letters()) == report.failed == 1
