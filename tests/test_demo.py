@@ -32,9 +32,9 @@ def test_the_story_of_order_4711_ends_with_one_email(database_url: str, tmp_path
     assert database_url in story or ":***@" in story  # never the password
     crashed = story[story.index("3. ") : story.index("4. ")]
     assert "send-receipt  done" in crashed
-    assert "emails sent: 1, waiting on the broker: 0, running, to the broker: 1" in crashed
+    assert "emails sent: 1, waiting on the broker: 0, held by a worker: 1" in crashed
     recovered = story[story.index("4. ") : story.index("5. ")]
-    assert "emails sent: 1, waiting on the broker: 0, running, to the broker: 0" in recovered
+    assert "emails sent: 1, waiting on the broker: 0, held by a worker: 0" in recovered
 
 
 def test_told_again_in_the_same_database_it_is_the_story_of_the_next_order(sqlite_database_url: str, tmp_path: Path):

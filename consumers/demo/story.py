@@ -120,4 +120,4 @@ class Story:
     def _show(self, order: int) -> None:
         (status,) = status_of(self.engine, f"order-{order}")
         depth = self.adapter.depth("emails")
-        self.show(status, {"emails sent": self._emails(order), "waiting on the broker": depth["pending"], "running, to the broker": depth["running"]})
+        self.show(status, {"emails sent": self._emails(order), "waiting on the broker": depth["pending"], "held by a worker": depth["running"]})
