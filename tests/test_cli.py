@@ -15,9 +15,9 @@ from postroom.adapters.errors import AccessDenied, ConfigurationError, InvalidMe
 from postroom.consumers.cli.app import COMMANDS
 from postroom.consumers.cli.app import postroom as command
 from postroom.consumers.cli.exits import exit_code
-from postroom.consumers.cli.load import load_jobs
 from postroom.consumers.cli.options import Settings, connections, duration
 from postroom.consumers.cli.output import ago, moment
+from postroom.consumers.loading import load_jobs
 from support.command import COMMAND, postroom
 
 

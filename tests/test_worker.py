@@ -18,7 +18,6 @@ from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Queue
 from postroom.consumers import Backoff, Context, Fail, Retry, Stop, WorkerSettings
 from postroom.consumers.ledger.tables import ledger
-from postroom.consumers.worker import pipeline
 from postroom.outbox import Outbox
 from postroom.outbox.options import RelayOptions
 from support.inprocess import SOON, Office, effect, office, working
@@ -200,8 +199,7 @@ def test_s104_a_job_that_is_done_and_comes_again_is_acked_and_stays_as_it_is(her
     assert here.adapter.depth("q") == {"pending": 0, "running": 0, "failed": 0}
 
 
-def test_s093_a_copy_that_arrives_while_the_first_runs_waits_and_is_acked_without_being_run(here: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "LOOK_AGAIN", 0.1)
+def test_s093_a_copy_that_arrives_while_the_first_runs_waits_and_is_acked_without_being_run(here: Office) -> None:
     running, go_on, runs = threading.Event(), threading.Event(), []
 
     @here.jobs.handler("t", queue="q")

@@ -20,12 +20,12 @@ from support.works import handler_of, work_of
 
 
 class Ledger:
-    """Starts whatever is claimed. `troubles` are raised by the next rounds, `poison` keys can't be stored at all."""
+    """Starts whatever is claimed. `troubles` are raised by the next rounds (None: not this time), `poison` keys can't be stored at all."""
 
     def __init__(self) -> None:
         self.rounds: list[tuple[list[Finish], list[str]]] = []
         self.ahead: dict[str, bool] = {}
-        self.troubles: list[Exception] = []
+        self.troubles: list[Exception | None] = []
         self.poison: set[str] = set()
         self.open = threading.Event()
         self.open.set()
@@ -34,8 +34,8 @@ class Ledger:
     def round(self, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
         self.entered.set()
         assert self.open.wait(60)
-        if self.troubles:
-            raise self.troubles.pop(0)
+        if self.troubles and (trouble := self.troubles.pop(0)):
+            raise trouble
         rows = [row for finish in finishes if isinstance(finish, Done) for row in finish.outgoing]
         if self.poison & ({claim.envelope.key for claim in claims} | {row["key"] for row in rows}):
             raise ValueError("poison")
@@ -105,6 +105,14 @@ def test_a_finish_that_nobody_rides_with_is_stored_soon() -> None:
         committer.hand_in(work, Done(started=work.attempt))
         eventually(lambda: pipeline.outcomes)
     assert pipeline.outcomes == [(work, Done(started=work.attempt), Finished())]
+
+
+def test_what_one_half_of_a_divided_round_has_begun_stands_though_the_other_meets_an_outage() -> None:
+    ledger = Ledger()
+    ledger.troubles = [ValueError("poison"), None, Unavailable("the database is away")]
+    with committing(ledger, Pipeline()) as committer:
+        assert committer.begin(works("a", "b")) == [started(), started()]
+    assert [keys for _, keys in ledger.rounds] == [["a"], ["b"]]
 
 
 def test_s120_an_outcome_that_can_not_be_stored_yet_is_stored_later_and_settled_only_then() -> None:

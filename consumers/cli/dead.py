@@ -11,12 +11,12 @@ import click
 
 from postroom.consumers.dead import Selection, discarded, grouped, letters, places
 from postroom.consumers.ledger import Ledger
+from postroom.consumers.loading import load_jobs
 from postroom.consumers.replay import Fate, Replay, Unproven, mark
 
 from .connect import broker, database
 from .exits import NO
 from .letters import GROUP_COLUMNS, LETTER_COLUMNS, group_json, group_row, letter_json, letter_row, letter_text
-from .load import load_jobs
 from .options import Settings, as_json, connections, duration
 from .output import echo_json, progress, table
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from postroom.adapters.errors import TopologyMismatch
+from postroom.consumers.loading import load_jobs
 
 from .connect import broker
 from .exits import NO
-from .load import load_jobs
 from .options import Settings, as_json, connections
 from .output import echo_json, table
 

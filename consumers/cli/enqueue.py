@@ -11,11 +11,11 @@ import msgspec
 from postroom.adapters.errors import InvalidMessage
 from postroom.adapters.seam import Queue
 from postroom.adapters.sql.transaction import transact
+from postroom.consumers.loading import load_jobs
 from postroom.outbox import Outbox
 from postroom.outbox.rows import insert_rows
 
 from .connect import database
-from .load import load_jobs
 from .options import Settings, connections, duration
 from .output import echo_json
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from postroom.consumers.loading import load_jobs
 from postroom.consumers.stats import stats_of
 
 from .connect import broker, database
-from .load import load_jobs
 from .options import Settings, as_json, connections
 from .output import ago, clock, echo_json, moment, table
 

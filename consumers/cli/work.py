@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from postroom.adapters.urls import scheme_of
+from postroom.consumers.loading import load_jobs
 from postroom.consumers.worker import Supervisor, Worker, WorkerSettings, run_in_foreground
 from postroom.outbox.options import RelayOptions
 
 from .connect import broker, database
 from .exits import NO
-from .load import load_jobs
 from .options import Settings, as_json, connections, duration
 from .output import countdown, echo_json
 

@@ -62,7 +62,7 @@ Mark: TypeAlias = Literal["running", "ended"]
 
 LEAST_WAIT = 0.1
 MOST_WAIT = 60.0
-"""Bounds (seconds) for looking again at a key that runs elsewhere: no spinning, and no long wait for a worker that is gone."""
+"""Bounds (seconds) for looking again at a key that runs elsewhere: after as long as it has run already, at the latest when its lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ def _begin_running(entry: Entry, claim: Claim, holder: Holder, now: float) -> Ve
         return _start(released(entry), claim, holder, now)
     left = (entry.lease_until or 0.0) - now
     if left >= 0:
-        return Verdict(RunningElsewhere(retry_in=min(max(left, LEAST_WAIT), MOST_WAIT)))
+        age = now - (entry.taken_at or now)
+        return Verdict(RunningElsewhere(retry_in=min(max(min(age, left), LEAST_WAIT), MOST_WAIT)))
     return _start(charged(entry, LEASE_EXPIRED, now), claim, holder, now)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError, PostroomError, Unavailable
 from postroom.adapters.sql.engine import open_engine
+from postroom.consumers.loading import load_jobs
 
 from .config import BROKEN, REFUSED, UNREACHABLE, ChildConfig
 from .foreground import run_in_foreground
@@ -48,8 +49,6 @@ def main() -> int:
 
 
 def _run(config: ChildConfig, stop: Stop) -> int:
-    from postroom.consumers.cli.load import load_jobs  # noqa: PLC0415 - the user's own code comes last, when logging is set up
-
     settings = config.settings
     marks = Marks.in_file(Path(config.marks), lanes=spare_lanes(settings.concurrency), places=settings.look_ahead)
     engine, adapter = open_engine(config.database, pool_size=settings.concurrency + 4), connect(config.broker)

@@ -124,28 +124,24 @@ class Committer:
         failures = 0
         while True:
             try:
-                return self._isolate(finishes, claims)
+                results, answers = self._ledger.round([finish for _, finish in finishes], claims)
+                return [(work, finish, result) for (work, finish), result in zip(finishes, results, strict=True)], answers
             except Unavailable as error:
                 failures += 1
                 _log.warning("the ledger can't be reached (failure %d), %d outcomes wait: %s", failures, len(finishes), error)
+            except Exception as error:  # noqa: BLE001 - the other jobs of the round must not suffer for one
+                return self._isolate(finishes, claims, error)
             if self._gave_up.wait(OUTAGE.delay(failures, self._rng)):
                 _log.error("gave up: %d outcomes are not stored; their jobs will be delivered again", len(finishes))
                 return [(work, finish, Lost()) for work, finish in finishes], [None] * len(claims)
 
-    def _isolate(self, finishes: Sequence[Ended], claims: Sequence[Claim]) -> Stored:
-        """One round; when something in it can't be stored at all, halve it until that is alone."""
-        try:
-            results, answers = self._ledger.round([finish for _, finish in finishes], claims)
-        except Unavailable:
-            raise
-        except Exception as error:  # noqa: BLE001 - the other jobs of the round must not suffer for one
-            if len(finishes) + len(claims) == 1:
-                return self._without(finishes, error)
-            _log.warning("a round failed and is done again in halves: %s", error)
-        else:
-            return [(work, finish, result) for (work, finish), result in zip(finishes, results, strict=True)], answers
+    def _isolate(self, finishes: Sequence[Ended], claims: Sequence[Claim], error: Exception) -> Stored:
+        """A round can't be stored as it is: halve it until what is at fault is alone. What one half has begun stands, whatever the other meets."""
+        if len(finishes) + len(claims) == 1:
+            return self._without(finishes, error)
+        _log.warning("a round failed and is done again in halves: %s", error)
         middle, half = len(finishes) // 2, (len(claims) + 1) // 2
-        first, second = self._isolate(finishes[:middle], claims[:half]), self._isolate(finishes[middle:], claims[half:])
+        first, second = self._persist(finishes[:middle], claims[:half]), self._persist(finishes[middle:], claims[half:])
         return [*first[0], *second[0]], [*first[1], *second[1]]
 
     def _without(self, finishes: Sequence[Ended], error: Exception) -> Stored:
@@ -155,5 +151,5 @@ class Committer:
             return [], [None]
         [(work, finish)] = finishes
         if isinstance(finish, Done) and finish.outgoing:
-            return self._isolate([(work, failure(work, error, self._rng))], [])
+            return self._persist([(work, failure(work, error, self._rng))], [])
         return [(work, finish, Lost())], []

@@ -56,10 +56,6 @@ UNSURE = 1.0
 """How long (seconds) a delivery stays away about which the ledger gave no answer, or whose attempt was lost."""
 
 
-LOOK_AGAIN = 5.0
-"""How long (seconds) to leave alone, at most, a delivery whose key runs elsewhere: a lease that is renewed says nothing about when it will end."""
-
-
 class Pipeline:
     """What each step of a delivery's life leads to. Thread-safe."""
 
@@ -108,9 +104,7 @@ class Pipeline:
             case AlreadyDone() | RetryScheduled():
                 _log.info("%s: %s", work, "done before, acked" if isinstance(answer, AlreadyDone) else "a newer copy of it exists, acked")
                 self._ack([work], "duplicates")
-            case RunningElsewhere():
-                self._defer(work, min(answer.retry_in, LOOK_AGAIN))
-            case Waiting():
+            case RunningElsewhere() | Waiting():
                 self._defer(work, answer.retry_in)
             case Exhausted():
                 self._give_up(work, _exhausted(answer))

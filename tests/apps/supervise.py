@@ -6,7 +6,7 @@ import sys
 import msgspec
 
 from postroom.consumers import Supervisor, WorkerSettings
-from postroom.consumers.cli.load import load_jobs
+from postroom.consumers.loading import load_jobs
 
 options = json.loads(sys.argv[1])
 settings = msgspec.convert(options.pop("settings"), WorkerSettings)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import ConfigurationError
-from postroom.consumers.jobs import Jobs
+
+from .jobs import Jobs
 
 if TYPE_CHECKING:
     from types import ModuleType
