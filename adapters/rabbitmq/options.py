@@ -1,0 +1,209 @@
+"""What an `amqp:` or `amqps:` URL says.
+
+    amqp://user:password@host:5672,other:5672/vhost?heartbeat=20&queue_type=quorum
+
+Hosts are tried in their order. User, password and vhost are percent-encoded where they hold one of `: / ? # @ %`; without a path the vhost is `/`.
+Options of our own: queue_type (quorum or classic), partitions (of an ordered queue), exchange, confirm_timeout, patience, connection_name.
+For amqps: cafile, certfile, keyfile, keyfile_password, server_hostname. Every other parameter of pika's goes by its own name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pika
+
+from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.urls import redact
+
+from .layout import LANES, QueueType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Options", "parse"]
+
+PORT, TLS_PORT = 5672, 5671
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError("more than 0 seconds")
+    return value
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _table(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError("a JSON object")
+    return value
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError("a name")
+    return text
+
+
+_OURS: Mapping[str, Callable[[str], Any]] = {
+    "confirm_timeout": _seconds,
+    "connection_name": _name,
+    "exchange": _name,
+    "partitions": _whole(1, LANES),
+    "patience": _seconds,
+    "queue_type": QueueType,
+}
+_TLS: Mapping[str, Callable[[str], Any]] = dict.fromkeys(("cafile", "certfile", "keyfile", "keyfile_password", "server_hostname"), _name)
+_PIKA: Mapping[str, Callable[[str], Any]] = {
+    "blocked_connection_timeout": _seconds,
+    "channel_max": _whole(1, 65535),
+    "client_properties": _table,
+    "connection_attempts": _whole(1, 1000),
+    "frame_max": _whole(4096, 131072),
+    "heartbeat": _whole(0, 65535),
+    "locale": _name,
+    "retry_delay": _seconds,
+    "socket_timeout": _seconds,
+    "stack_timeout": _seconds,
+    "tcp_options": _table,
+}
+_KNOWN = {**_OURS, **_TLS, **_PIKA}
+
+_DEFAULTS: Mapping[str, Any] = {
+    "heartbeat": 20,  # seconds: a peer that vanished without a word is missed within one lease
+    "socket_timeout": 10.0,
+    "stack_timeout": 10.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All that a URL says. `confirm_timeout` and `patience` are seconds: of silence after a publish, and for any other answer."""
+
+    hosts: tuple[tuple[str, int], ...]
+    virtual_host: str = "/"
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    tls: ssl.SSLContext | None = None
+    server_hostname: str | None = None
+    queue_type: QueueType = QueueType.QUORUM
+    partitions: int = 8
+    exchange: str = "postroom"
+    confirm_timeout: float = 30.0
+    patience: float = 15.0
+    connection_name: str = ""
+    pika: Mapping[str, Any] = field(default_factory=lambda: _DEFAULTS)
+
+    @property
+    def where(self) -> str:
+        """The hosts, to be shown."""
+        return ", ".join(f"{host}:{port}" for host, port in self.hosts)
+
+    @property
+    def connect_timeout(self) -> float:
+        """The longest (seconds) that it takes to find out that no host answers."""
+        once: float = self.pika["stack_timeout"] + self.pika.get("retry_delay", 2.0)
+        return len(self.hosts) * self.pika.get("connection_attempts", 1) * once
+
+    def parameters(self, role: str) -> list[pika.ConnectionParameters]:
+        """For each host what pika needs to know; `role` goes into the connection's name."""
+        name = f"{self.connection_name or f'postroom@{socket.gethostname()}:{os.getpid()}'} {role}"
+        settings = {**self.pika, "client_properties": {"connection_name": name, "product": "Postroom", **self.pika.get("client_properties", {})}}
+        return [
+            pika.ConnectionParameters(
+                host=host,
+                port=port,
+                virtual_host=self.virtual_host,
+                credentials=pika.PlainCredentials(self.user, self.password),
+                ssl_options=pika.SSLOptions(self.tls, self.server_hostname or host) if self.tls else None,
+                **settings,
+            )
+            for host, port in self.hosts
+        ]
+
+
+def parse(url: str) -> Options:
+    """Read a URL. Raises ConfigurationError, which names what is amiss and never shows the password."""
+    shown = redact(url)
+    try:
+        parts = urlsplit(url)
+        userinfo, _, hosts = parts.netloc.rpartition("@")
+        user, colon, password = userinfo.partition(":")
+        credentials = {"user": unquote(user)} if userinfo else {}
+        credentials |= {"password": unquote(password)} if colon else {}
+        settings = _settings(parts.query)
+        secure = parts.scheme == "amqps"
+        return Options(
+            hosts=tuple(_host(host, TLS_PORT if secure else PORT) for host in hosts.split(",")),
+            virtual_host=_virtual_host(parts.path),
+            **credentials,
+            **_tls(settings, secure=secure),
+            **{name: value for name, value in settings.items() if name in _OURS},
+            pika={**_DEFAULTS, **{name: value for name, value in settings.items() if name in _PIKA}},
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{shown!r}: {error}") from None
+
+
+def _settings(query: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in _KNOWN:
+            raise ValueError(f"there is no option {name!r}; there are {', '.join(sorted(_KNOWN))}")
+        if name in settings:
+            raise ValueError(f"option {name!r} is given twice")
+        try:
+            settings[name] = _KNOWN[name](text)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"option {name!r}: {error}") from None
+    return settings
+
+
+def _host(text: str, default_port: int) -> tuple[str, int]:
+    parsed = urlsplit(f"//{text}")  # it knows about [::1]:5672
+    if not parsed.hostname:
+        raise ValueError("it names no host; write amqp://user:password@host:5672/vhost")
+    return parsed.hostname, parsed.port or default_port
+
+
+def _virtual_host(path: str) -> str:
+    name = path.removeprefix("/")
+    if "/" in name:
+        raise ValueError(f"vhost {name!r}: write / as %2F in it")
+    return unquote(name) or "/"
+
+
+def _tls(settings: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
+    given = {name: value for name, value in settings.items() if name in _TLS}
+    if not secure:
+        if given:
+            raise ValueError(f"option {sorted(given)[0]!r} needs amqps:")
+        return {}
+    return {"tls": _context(given), "server_hostname": given.get("server_hostname")}
+
+
+def _context(given: Mapping[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=given.get("cafile"))
+        if "certfile" in given:
+            context.load_cert_chain(given["certfile"], given.get("keyfile"), given.get("keyfile_password", ""))
+    except OSError as error:  # an SSLError is one too
+        raise ValueError(f"can't use {' and '.join(value for name, value in given.items() if name.endswith('file'))}: {error}") from None
+    return context
