@@ -26,8 +26,8 @@ BATCH = RelayOptions().batch
 
 _FILL = """
 INSERT INTO postroom_outbox (id, queue, type, key, ordering_key, lane, ordered, body, headers, status, enqueued_at, available_at, attempts)
-SELECT md5(:salt || n), 'emails', 'send-receipt', 'order-' || n, 'order-' || n, n % 64, false, convert_to('{"order_id": ' || n || '}', 'UTF8'),
-       :headers, 'pending', :at + n * 1e-4, :at + n * 1e-4, 0
+SELECT :stamp || lpad(to_hex(n), 16, '0'), 'emails', 'send-receipt', 'order-' || :stamp || n, 'order-' || :stamp || n, n % 64, false,
+       convert_to('{"order_id": ' || n || '}', 'UTF8'), :headers, 'pending', :at + n * 1e-4, :at + n * 1e-4, 0
 FROM generate_series(1, :rows) AS n
 """
 
@@ -55,9 +55,10 @@ def fill(engine: Engine, rows: int) -> None:
     envelope = Envelope(id="0" * 32, type="send-receipt", key="order-4711", ordering_key="order-4711", queue="emails")
     headers = build_row(envelope, b"", ordered=False)["headers"]
     with engine.begin() as connection:
-        connection.execute(text(_FILL), {"rows": rows, "at": time.time() - 10**6, "salt": str(time.time_ns()), "headers": headers})
+        connection.execute(text(_FILL), {"rows": rows, "at": time.time() - 10**6, "stamp": f"{time.time_ns():016x}", "headers": headers})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE postroom_outbox"))
+        connection.execute(text("CHECKPOINT"))
 
 
 def empty(engine: Engine) -> None:
