@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from pairs import Pair, measure
 from relay import empty, fill, relay_rate
 from sqlalchemy import Engine, text
 
@@ -22,6 +22,7 @@ WAITING = int(os.environ.get("POSTROOM_BENCH_WAITING", "1000000"))
 SENT = int(os.environ.get("POSTROOM_BENCH_SENT", "10000000"))
 APPLICATION = "support.no_op:jobs"
 SECONDS = 60
+ROWS = 20_000
 
 _SENT = """
 INSERT INTO postroom_outbox
@@ -33,11 +34,12 @@ FROM generate_series(1, :rows) AS n
 
 
 def report(database: Callable[[], AbstractContextManager[str]]) -> None:
-    with database() as url:
-        engine = open_engine(url)
-        create(engine)
-        _with_waiting(engine, url)
-        _with_sent(engine)
+    with database() as url, database() as other:
+        engines = open_engine(url), open_engine(other)
+        for engine in engines:
+            create(engine)
+        _with_waiting(engines[0], url)
+        _with_sent(*engines)
 
 
 def _with_waiting(engine: Engine, url: str) -> None:
@@ -49,18 +51,19 @@ def _with_waiting(engine: Engine, url: str) -> None:
         print(f"{f'{name}, {WAITING:,} rows waiting':<46} {peaks[0]:>10.0f} MB after a quarter of a minute, {peaks[-1]:.0f} MB after a minute")
 
 
-def _with_sent(engine: Engine) -> None:
-    """The relay's rate in an empty table, and in one with so many sent rows: medians of five runs each, the disk quiet before each."""
-    before = _rate(engine)
-    empty(engine)
-    with engine.begin() as connection:
+def _with_sent(full: Engine, fresh: Engine) -> None:
+    """The relay in a table with so many sent rows, in turns with the same relay in an empty one."""
+    empty(full)
+    with full.begin() as connection:
         connection.execute(text(_SENT), {"rows": SENT})
-    after = _rate(engine, keep=True)
-    print(f"{f'relay, {SENT:,} sent rows in the table':<46} {after:>10,.0f} rows/s, x {after / before:.2f} of an empty table")
-
-
-def _rate(engine: Engine, *, keep: bool = False) -> float:
-    return statistics.median(relay_rate(engine, 20_000, keep=keep) for _ in range(5))
+    pair = Pair(
+        name=f"relay, {SENT:,} sent rows / none",
+        unit="rows/s",
+        goal=">= 0.9",
+        ours=lambda: relay_rate(full, ROWS, keep=True),
+        plain=lambda: relay_rate(fresh, ROWS),
+    )
+    print(measure(pair, 5).line)
 
 
 def _peaks(command: list[str]) -> list[float]:
