@@ -10,16 +10,19 @@ COMPOSE = $(shell docker compose version > /dev/null 2>&1 && echo docker compose
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench dev images up down clean
+.PHONY: help demo test test-unreleased lint types bench dev images up down clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: dev ## the story of order 4711, with a worker killed at the worst moment; needs nothing but Python
 	@$(WORK)/postroom demo
 
 test: .venv-wheel/installed servers ## all tests, on the installed wheel; PYTEST="-k ledger" chooses
 	@$(WHEEL)/pytest $(PYTEST)
+
+test-unreleased: .venv-wheel/installed servers ## tests of the backends that the README does not promise yet: RabbitMQ and Kafka, on real brokers
+	@$(WHEEL)/pytest -m unreleased $(PYTEST)
 
 lint: dev ## style, format, and who may import whom
 	@$(WORK)/ruff check .

@@ -17,7 +17,12 @@ __all__ = ["BACKENDS", "connect"]
 
 _SQL = ("postroom.adapters.sql.adapter", "SqlAdapter", "")  # knows the extra of each database itself
 
+_RABBITMQ = ("postroom.adapters.rabbitmq", "open_rabbitmq", "rabbitmq")
+
 BACKENDS: Mapping[str, tuple[str, str, str]] = {
+    "amqp": _RABBITMQ,
+    "amqps": _RABBITMQ,
+    "kafka": ("postroom.adapters.kafka.adapter", "open_kafka", "kafka"),
     "mariadb": _SQL,
     "memory": ("postroom.adapters.memory", "open_memory", ""),
     "mysql": _SQL,

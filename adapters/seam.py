@@ -8,14 +8,17 @@ Each backend is judged by `postroom.adapters.conformance`, which reads the same 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from .errors import ConfigurationError
+from .numbers import flaw, flaws
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["Adapter", "Capabilities", "Consumer", "DeadLetter", "DeadLetters", "Delivery", "Header", "Message", "Outcome", "Queue", "Verdict"]
 
@@ -31,7 +34,7 @@ class Queue:
 
     `ordered` keeps jobs of one ordering key in their order: one in flight per key; a retry or a dead letter holds that key, and only it.
     `lease` (seconds) is how long a delivery stays hidden when nobody settles or extends it, on backends that lease by the clock.
-    `groups` makes it a topic: each group gets every message, in a queue of its own named `<name>.<group>`.
+    `groups` makes it a topic: each group gets every message, in a queue of its own named `<name>.<group>`. A list or a set will do, too.
     `priorities` splits it into weighted queues `<name>.<priority>`: {"high": 4, "low": 1} takes four urgent jobs for each other one.
     `dead_letter` names the dead-letter queue, by default `<carrier>.dlq`.
     """
@@ -44,16 +47,17 @@ class Queue:
     dead_letter: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError for a name or lease that no backend could carry."""
+        """Raise ConfigurationError for a name, a lease, groups or priorities that no backend could carry."""
+        object.__setattr__(self, "groups", _names(self.name, self.groups))
+        _require_weights(self.name, self.priorities)
         for name in (self.name, *self.carriers, *([self.dead_letter] if self.dead_letter else [])):
-            if not _QUEUE_NAME.fullmatch(name):
+            if not _is_name(name):
                 raise ConfigurationError(f"queue name {name!r}: use 1 to 200 of the characters A-Z a-z 0-9 . _ -")
-        if not self.lease > 0:
-            raise ConfigurationError(f"queue {self.name!r}: lease must be more than 0 seconds, not {self.lease!r}")
+        weights = [flaw(f"the weight of priority {name!r}", weight, whole=True, least=1) for name, weight in self.priorities.items()]
+        if wrong := flaws(flaw("lease", self.lease, above=0, unit="seconds"), *weights):
+            raise ConfigurationError(f"queue {self.name!r}: {wrong}")
         if self.priorities and (self.groups or self.ordered):
             raise ConfigurationError(f"queue {self.name!r}: priorities can't be kept together with an order or with groups")
-        if any(weight < 1 for weight in self.priorities.values()):
-            raise ConfigurationError(f"queue {self.name!r}: each priority's weight must be at least 1, not {dict(self.priorities)}")
 
     @property
     def carriers(self) -> Mapping[str, int]:
@@ -64,6 +68,24 @@ class Queue:
     def dead_letter_of(self, carrier: str) -> str:
         """The name of a carrier's dead-letter queue."""
         return self.dead_letter or f"{carrier}.dlq"
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and _QUEUE_NAME.fullmatch(name) is not None
+
+
+def _require_weights(queue: str, priorities: object) -> None:
+    if not isinstance(priorities, Mapping):
+        raise ConfigurationError(f"queue {queue!r}: priorities are names with weights, like {{'high': 4, 'low': 1}}, not {priorities!r}")
+
+
+def _names(queue: str, groups: object) -> tuple[str, ...]:
+    """The groups of a queue as a tuple, in the same order in every process; a bare str is none, though it is an iterable of str."""
+    given = groups if isinstance(groups, Iterable) and not isinstance(groups, str | bytes) else (None,)
+    names = tuple(sorted(given, key=str) if isinstance(given, AbstractSet) else given)
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"queue {queue!r}: groups are a tuple of names, like ('emails', 'stock'), not {groups!r}")
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +176,10 @@ class Capabilities:
     """Topics with groups."""
     ordered: bool = True
     """Queues declared ordered keep the order of each key."""
+    competing: bool = True
+    """A job that one consumer has no room for goes to another; else it may wait for the one whose partition or batch it is in (Kafka)."""
+    rolling: bool = True
+    """A settled delivery makes room for another at once; else all that were fetched together are settled first (Kafka's share groups)."""
 
 
 class Consumer(Protocol):
@@ -185,7 +211,10 @@ class Consumer(Protocol):
         """
 
     def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        """Give it up: it is in the dead-letter queue, durably, before it leaves this one."""
+        """Give it up: it is in the dead-letter queue, durably, before it leaves this one.
+
+        The letter counts one attempt more than the delivery: who counts better than the backend hands in a delivery with that number.
+        """
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:
         """Hold them for `lease` seconds from now. Does nothing where leases are not by the clock."""

@@ -6,15 +6,21 @@ import re
 
 __all__ = ["redact", "scheme_of"]
 
-_PASSWORD = re.compile(r"(?<=://)([^/\s:]*):\S*@")  # up to the last @: a password may hold / ? # @ though it should not; rather hide too much
-_SECRET_OPTION = re.compile(
-    r"((?:^|[?&;\s])[^=&;?\s]*(?:password|passwd|pwd|secret|token|passphrase|api_?key|key\.pem)[^=&;?\s]*=)[^&\s]*", re.IGNORECASE
-)
+_PASSWORD = re.compile(r"(?<=://)([^/\s:]*):(\S*)@([^&\s]*)")  # to the last @: a password may hold / ? # @ though it should not; rather hide too much
+_NAME = r"(?:^|[?&;\s])[^=&;?\s]*(?:password|passwd|pwd|secret|token|passphrase|api_?key|key\.pem)[^=&;?\s]*="
+_VALUE = r"(?:'(?:[^'\\]|\\.)*'|[^&\s]*)"  # quoted, as libpq has it, it may have blanks in it
+_SECRET_OPTION = re.compile(f"({_NAME}){_VALUE}", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
     """Return `text` with the password of every URL in it, and every secret option, replaced by `***`."""
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(_without_password, text))
+
+
+def _without_password(url: re.Match[str]) -> str:
+    """What follows the last @ is shown: the host; but not where that @ may be one in a secret option."""
+    user, hidden, rest = url.groups()
+    return f"{user}:***@{'***' if _SECRET_OPTION.search(hidden) else rest}"
 
 
 def scheme_of(url: str) -> str:

@@ -10,14 +10,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .context import Context, Job
+    from .context import AsyncContext, Context, Job
     from .jobs import Jobs
     from .policy import Backoff, Fail, Retry
     from .worker import Report, Stop, Supervisor, Worker, WorkerSettings, run_in_foreground
 
-__all__ = ["Backoff", "Context", "Fail", "Job", "Jobs", "Report", "Retry", "Stop", "Supervisor", "Worker", "WorkerSettings", "run_in_foreground"]
+__all__ = [
+    "AsyncContext",
+    "Backoff",
+    "Context",
+    "Fail",
+    "Job",
+    "Jobs",
+    "Report",
+    "Retry",
+    "Stop",
+    "Supervisor",
+    "Worker",
+    "WorkerSettings",
+    "run_in_foreground",
+]
 
-_HOMES = {"context": ("Context", "Job"), "jobs": ("Jobs",), "policy": ("Backoff", "Fail", "Retry")}
+_HOMES = {"context": ("AsyncContext", "Context", "Job"), "jobs": ("Jobs",), "policy": ("Backoff", "Fail", "Retry")}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 

@@ -11,26 +11,41 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from sqlalchemy import bindparam, update
-
-from postroom.adapters.errors import Undecodable
+from postroom.adapters.errors import ConfigurationError, Undecodable
 from postroom.adapters.sql.transaction import transact
-from postroom.adapters.sql.types import constant
 from postroom.adapters.text import bounded
 from postroom.outbox.envelope import Envelope, digest, read_envelope
 from postroom.outbox.parked import Parked, ParkedRow
 
 from .entries import owner
-from .ledger.tables import ledger
+from .ledger import Ledger
+from .ledger.statements import DISCARDED as REMEMBER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Engine
 
-    from postroom.adapters.seam import Adapter, DeadLetter, DeadLetters, Header, Message
+    from postroom.adapters.seam import Adapter, DeadLetter, DeadLetters, Header, Message, Queue
 
-__all__ = ["Group", "Letter", "ParkedPlace", "Place", "QueuePlace", "Selection", "behind", "discarded", "grouped", "letters", "places"]
+__all__ = [
+    "DISCARDED",
+    "Group",
+    "Letter",
+    "ParkedPlace",
+    "Place",
+    "QueuePlace",
+    "Selection",
+    "behind",
+    "carriers_of",
+    "discarded",
+    "grouped",
+    "letters",
+    "places",
+]
+
+DISCARDED = "discarded: "
+"""How the last error of a job begins that was given up for good."""
 
 PAGE = 100
 """Letters read at a time: each has its payload with it."""
@@ -173,31 +188,53 @@ class Selection:
 
 def places(engine: Engine, adapter: Adapter, carriers: Iterable[str], *, parked_for: Iterable[str] = ()) -> Sequence[Place]:
     """The dead letters of these carriers, and the outbox's parked rows `parked_for` these queues (all when empty)."""
-    dead = [QueuePlace(carrier, adapter.dead_letters(carrier)) for carrier in carriers]
+    dead = [QueuePlace(carrier, _dead_letters(adapter, carrier)) for carrier in carriers]
     return [*dead, *(ParkedPlace(engine, queue) for queue in tuple(parked_for) or (None,))]
 
 
+def _dead_letters(adapter: Adapter, carrier: str) -> DeadLetters:
+    try:
+        return adapter.dead_letters(carrier)
+    except ConfigurationError as error:
+        known = ", ".join(adapter.carriers()) or "none"
+        raise ConfigurationError(f"the broker knows no queue {carrier!r} (it tells of: {known}); `postroom declare ...` declares them") from error
+
+
+def carriers_of(name: str, known: Sequence[str], declared: Collection[Queue] = ()) -> Sequence[str]:
+    """The queues on the broker that a person means by `name`: a declared queue or topic, one of its carriers, or a dead-letter queue.
+
+    `declared` tells what belongs together; without it the names that the broker knows do (`mails.high` to `mails`). What nobody knows is
+    taken at its word.
+    """
+    for queue in declared:
+        dead = [carrier for carrier in queue.carriers if name in {carrier, queue.dead_letter_of(carrier)}]
+        if name == queue.name or dead:
+            return dead or list(queue.carriers)
+    if name in known:
+        return [name]
+    alive = name.removesuffix(".dlq")
+    return [alive] if alive in known else [carrier for carrier in known if carrier.startswith(f"{alive}.")] or [name]
+
+
 def discarded(engine: Engine, found: Iterable[tuple[Place, Letter]], reason: str) -> Iterator[Letter]:
-    """Remove letters for good, as they are asked for; yield each that was there. Where the ledger knows a job, its row keeps the reason."""
+    """Remove letters for good, as they are asked for; yield each that was there. Ledger or outbox keep the reason, and the job's key is free."""
+    ledger = Ledger(engine, worker="postroom dead discard", lease=30.0, native_delay=False)
     for place, letter in found:
-        _note(engine, letter, f"discarded: {reason}")
+        _note(ledger, engine, letter, reason)
         if place.remove([letter.id], reason):
             yield letter
 
 
-_NOTE = (
-    update(ledger)
-    .where(ledger.c.id == bindparam("row"), ledger.c.status == constant("failed"), ledger.c.replays == bindparam("replayed"))
-    .values(last_error=bindparam("note"))
-)
-
-
-def _note(engine: Engine, letter: Letter, note: str) -> None:
+def _note(ledger: Ledger, engine: Engine, letter: Letter, why: str) -> None:
+    """Where its row, or else the outbox's, can tell who asks for the job later. Of a key that another job owns, that job's row is left alone."""
     known = letter.envelope
-    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known and letter.source == QueuePlace.source else None
-    if entry is not None and entry.digest == letter.digest and not (entry.last_error or "").startswith(note):
-        values = {"row": entry.id, "replayed": entry.replays, "note": bounded(f"{note}; it was: {entry.last_error}")}
-        transact(engine, lambda connection: connection.execute(_NOTE, values))
+    if known is None or letter.source != QueuePlace.source:
+        return
+    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue)
+    mine = entry if entry and (entry.job_id, entry.digest) == (known.id, letter.digest) else None
+    note = f"{DISCARDED}{why}; it was: {mine.last_error if mine else letter.error}"
+    if not (mine and ledger.discard(mine.id, job=known.id, replays=mine.replays, note=note)):
+        transact(engine, lambda connection: connection.execute(REMEMBER, {"job": known.id, "note": bounded(note)}))
 
 
 def letters(where: Iterable[Place], selection: Selection) -> Iterator[tuple[Place, Letter]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.numbers import flaw, flaws
 from postroom.adapters.seam import Queue
 from postroom.outbox.tables import MAX_TYPE
 
@@ -41,14 +42,14 @@ class Handler:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for options that make no sense."""
-        wrong = {
-            f"type must be 1 to {MAX_TYPE} bytes": not 0 < len(self.type.encode()) <= MAX_TYPE,
-            "max_attempts must be at least 1": self.max_attempts < 1,
-            "timeout must be more than 0 seconds": self.timeout is not None and not self.timeout > 0,
-            "concurrency must be at least 1": self.concurrency is not None and self.concurrency < 1,
-        }
-        if any(wrong.values()):
-            raise ConfigurationError(f"{self.where}: {', '.join(rule for rule, broken in wrong.items() if broken)}")
+        if wrong := flaws(
+            _type_flaw(self.type),
+            flaw("max_attempts", self.max_attempts, whole=True, least=1),
+            flaw("timeout", self.timeout, above=0, unit="seconds") if self.timeout is not None else None,
+            flaw("concurrency", self.concurrency, whole=True, least=1) if self.concurrency is not None else None,
+            _backoff_flaw(self.backoff),
+        ):
+            raise ConfigurationError(f"{self.where}: {wrong}")
 
     @property
     def carriers(self) -> Mapping[str, int]:
@@ -148,6 +149,15 @@ class Jobs:
                 raise ConfigurationError(f"{handler.where}: queue {handler.queue.name!r} is declared differently at {other.where}; share one Queue")
         self._handlers[handler.group, handler.type] = handler
         self._carriers |= dict.fromkeys(handler.carriers, handler)
+
+
+def _type_flaw(value: object) -> str | None:
+    fits = isinstance(value, str) and 0 < len(value.encode()) <= MAX_TYPE
+    return None if fits else f"type must be text of 1 to {MAX_TYPE} bytes, not {value!r}"
+
+
+def _backoff_flaw(value: object) -> str | None:
+    return None if isinstance(value, Backoff) else f"backoff must be a Backoff(first=..., cap=...), not {value!r}"
 
 
 def _group(queue: Queue, group: str | None, place: str) -> str | None:

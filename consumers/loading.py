@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -21,20 +22,29 @@ __all__ = ["load_jobs"]
 
 
 def load_jobs(application: str) -> Jobs:
-    """Import the module of `module:name`, from the working directory first, and return its Jobs.
+    """Import the module of `module:name` and return its Jobs.
 
-    Raises ConfigurationError for whatever keeps it from that, with file and line where there are any.
+    The working directory is searched before what is installed, and behind the standard library: a `queue.py` of the application's breaks nothing
+    that imports Python's own. Raises ConfigurationError for whatever keeps it from that, with file and line where there are any.
     """
     name, colon, attribute = application.partition(":")
     if not (name and colon and attribute):
         raise ConfigurationError(f"{application!r}: name a module and the Jobs in it, like shop:jobs")
+    if "/" in name or name.endswith(".py"):
+        raise ConfigurationError(f"{application!r}: name the module: {_module_of(name)}:{attribute}")
     return _jobs_of(_import(name), attribute)
+
+
+def _module_of(path: str) -> str:
+    """What a file is called where it is imported; one elsewhere must be in the working directory first."""
+    parts = Path(path.removesuffix(".py")).parts
+    return parts[-1] if parts[0] in {"/", ".."} else ".".join(parts)
 
 
 def _import(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.insert(_behind_the_standard_library(), here)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -43,6 +53,12 @@ def _import(name: str) -> ModuleType:
         raise _broken(name, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
+
+
+def _behind_the_standard_library() -> int:
+    library = str(Path(os.__file__).parent)
+    own = [index for index, entry in enumerate(sys.path) if entry in {library, f"{library}/lib-dynload"}]
+    return max(own, default=-1) + 1
 
 
 def _jobs_of(module: ModuleType, attribute: str) -> Jobs:

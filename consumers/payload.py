@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,7 +33,7 @@ def converter(annotation: Any) -> Convert:  # noqa: ANN401 - any type a handler 
         try:
             return build(body)
         except Exception as error:
-            raise Misfit(f"the payload does not fit {_name(annotation)}: {error}") from error
+            raise Misfit(f"the payload does not fit {_name(annotation)}: {_told(error)}") from error
 
     return convert
 
@@ -50,6 +51,20 @@ def _pydantic(model: Any) -> Convert:  # noqa: ANN401 - pydantic is an extra, ne
         return model.model_validate_json(body)
 
     return build
+
+
+def _told(error: Exception) -> str:
+    """The error in one line; pydantic's as msgspec would put it: what is wrong first, and where."""
+    listed: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
+    if not callable(listed) or not hasattr(error, "error_count"):
+        return str(error)
+    first, *others = listed()
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{first['msg']} - at `{functools.reduce(_step, first['loc'], '$')}`{more}"
+
+
+def _step(path: str, key: str | int) -> str:
+    return f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"
 
 
 def _parts(info: Any, seen: set[int]) -> Iterator[Any]:  # noqa: ANN401 - msgspec's description of a type, or anything in it

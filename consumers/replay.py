@@ -130,8 +130,9 @@ class Replay:
 
     def _replay(self, marked: Marked) -> Fate:
         entry = self._look(marked)
-        if entry is None:
-            return self._put_back(marked, {REPLAYS: marked.replays + 1} if marked.key else None)
+        if entry is None or entry.is_free:  # free: a discard of this letter was cut short
+            replays = max(marked.replays, entry.replays if entry else 0) + 1
+            return self._put_back(marked, {REPLAYS: replays} if marked.key else None)
         if entry.digest != marked.digest:
             return Fate.CONFLICT
         if entry.status == "done":
@@ -167,7 +168,7 @@ class Replay:
         if marked.place.source == ParkedPlace.source:
             return self._unsent(marked)
         entry = owner(self._engine, key=marked.key, type=marked.type, queue=marked.place.queue)
-        if entry is None:
+        if entry is None or entry.is_free:
             return self._unbegun(marked, meant)
         if entry.status == "failed":
             raise Unproven(marked, f"it failed again: {entry.last_error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import bindparam, or_, select
@@ -10,9 +10,12 @@ from sqlalchemy import bindparam, or_, select
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import translated
 from postroom.adapters.sql.types import now
+from postroom.outbox.envelope import digest
 from postroom.outbox.tables import outbox
 
+from .dead import DISCARDED
 from .entries import entries
+from .words import conflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +40,7 @@ _BY_NAME = (
     .limit(_MOST)
 )
 _NOW = select(now())
+_BODY = select(outbox.c.body).where(outbox.c.id == bindparam("id")).limit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class JobStatus:
 
     `status` is pending, running, done or failed; or abandoned (running, its lease has run out) or parked (the broker refused it for good).
     `place` is where it is: outbox, broker, worker, or ledger when it has ended. `next_at`: when it goes on, if that is known.
+    Where the ledger's row of its key belongs to another job, it is told what that means for this one, and `last_error` says so.
     """
 
     id: str
@@ -64,22 +69,44 @@ class JobStatus:
     worker: str | None
     last_error: str | None
     now: float
+    held: str | None = None
+    """Why the broker would not take it yet, while its row in the outbox waits to be tried again."""
 
 
 def status_of(engine: Engine, key_or_id: str, *, find_dead: Callable[[str, str], Letter | None] = lambda _queue, _id: None) -> Sequence[JobStatus]:
     """Return the jobs of a key, or the one with this id, oldest first; at most the 1000 newest. Nothing is known of it: nothing is returned.
 
-    `find_dead(queue, id)` looks into the dead letters of a queue for a job that was sent and that the ledger has never seen: one without a handler.
+    `find_dead(queue, id)` looks into the dead letters of a queue for a job that was sent and of which the ledger has no row: one without a handler,
+    or one whose key belongs to another job.
     """
     with translated(engine), reading(engine).connect() as connection:
         rows = connection.execute(_BY_NAME, {"name": key_or_id, "id": key_or_id}).all()
         clock: float = rows[0].now if rows else connection.execute(_NOW).scalar_one()
     newest = {row.id: row for row in reversed(rows)}
     known = _entries(engine, key_or_id, rows)
-    told = [status for row in newest.values() for status in _of_row(row, known, clock, find_dead)]
-    seen = {(status.type, status.key) for status in told}
-    told += [_of_entry(entry, None, clock) for entry in known if (entry.type, entry.key) not in seen]
+    found = Found(engine=engine, entries=known, clock=clock, find_dead=find_dead)
+    told = [status for row in newest.values() for status in _of_row(row, found)]
+    told += [_of_entry(entry, None, clock) for entry in known if key_or_id in {entry.key, entry.job_id} and entry.job_id not in newest]
     return sorted(told, key=lambda status: (status.enqueued_at, status.id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is known beside the outbox's rows, and whom to ask for more."""
+
+    engine: Engine
+    entries: Sequence[Entry]
+    clock: float
+    find_dead: Callable[[str, str], Letter | None]
+
+    def letter(self, row: OutboxRow) -> Letter | None:
+        """The dead letter of this job, if there is one."""
+        return self.find_dead(row.queue, row.id)
+
+    def digest(self, row: OutboxRow) -> str:
+        """The fingerprint of its payload, which is read only now."""
+        with translated(self.engine), reading(self.engine).connect() as connection:
+            return digest(connection.execute(_BODY, {"id": row.id}).scalars().first() or b"")
 
 
 def _entries(engine: Engine, key_or_id: str, rows: Iterable[OutboxRow]) -> Sequence[Entry]:
@@ -88,23 +115,45 @@ def _entries(engine: Engine, key_or_id: str, rows: Iterable[OutboxRow]) -> Seque
     return list({entry.id: entry for name in names for entry in entries(engine, name)}.values())
 
 
-def _of_row(row: OutboxRow, known: Iterable[Entry], clock: float, find_dead: Callable[[str, str], Letter | None]) -> Iterable[JobStatus]:
-    mine = [entry for entry in known if (entry.type, entry.key) == (row.type, row.key)]
-    if mine:
-        return [_of_entry(entry, row, clock) for entry in mine]
-    dead = find_dead(row.queue, row.id) if row.status == "sent" else None
-    return [_of_unbegun(row, clock, dead)]
+def _of_row(row: OutboxRow, found: Found) -> Iterable[JobStatus]:
+    of_key = [entry for entry in found.entries if (entry.type, entry.key) == (row.type, row.key)]
+    if not of_key:
+        return [_of_unbegun(row, found.clock, found.letter(row) if row.status == "sent" else None)]
+    return [_of_entry(entry, row, found.clock) if entry.job_id == row.id else _of_other(entry, row, found) for entry in of_key]
+
+
+def _of_other(entry: Entry, row: OutboxRow, found: Found) -> JobStatus:
+    """A job whose key's row belongs to another: done with it, given up, or waiting for what becomes of it."""
+    told = _of_unbegun(row, found.clock, None)
+    if row.status != "sent" or entry.is_free:
+        return told
+    ours = found.digest(row)
+    other = f"another job of this key, {entry.job_id},"
+    if ours == entry.digest and entry.status == "done":
+        return replace(told, status="done", place="ledger", finished_at=entry.finished_at, last_error=f"{other} is done")
+    letter = None if _is_discarded(row) else found.letter(row)
+    if letter or _is_discarded(row):
+        return replace(told, status="failed", finished_at=letter.died_at if letter else None, last_error=letter.error if letter else row.last_error)
+    if ours != entry.digest:
+        return replace(told, status="failed", last_error=conflict(row.key, owner=entry.job_id, theirs=entry.digest, ours=ours))
+    given_up = entry.status == "failed"
+    became = f"was given up: {entry.last_error}" if given_up else f"is {entry.status}"
+    return replace(told, status="failed" if given_up else "pending", last_error=f"{other} {became}")
+
+
+def _is_discarded(row: OutboxRow) -> bool:
+    return (row.last_error or "").startswith(DISCARDED)
 
 
 def _of_unbegun(row: OutboxRow, clock: float, dead: Letter | None) -> JobStatus:
-    waits = row.status == "pending"
+    waits, gone = row.status == "pending", row.status == "dropped" or (row.last_error or "").startswith("discarded: ")
     return JobStatus(
         id=row.id,
         type=row.type,
         key=row.key,
         queue=row.queue,
         group=None,
-        status="failed" if dead or row.status == "dropped" else "parked" if row.status == "parked" else "pending",
+        status="failed" if dead or gone else "parked" if row.status == "parked" else "pending",
         place="broker" if row.status == "sent" else "outbox",
         attempts=dead.attempts if dead else 0,
         max_attempts=None,
@@ -116,7 +165,12 @@ def _of_unbegun(row: OutboxRow, clock: float, dead: Letter | None) -> JobStatus:
         worker=None,
         last_error=dead.error if dead else row.last_error,
         now=clock,
+        held=_held(row),
     )
+
+
+def _held(row: OutboxRow) -> str | None:
+    return (row.last_error or "the broker gave no reason") if row.status == "pending" and row.retry_at is not None else None
 
 
 def _of_entry(entry: Entry, row: OutboxRow | None, clock: float) -> JobStatus:
@@ -136,6 +190,7 @@ def _of_entry(entry: Entry, row: OutboxRow | None, clock: float) -> JobStatus:
         finished_at=entry.finished_at,
         last_error=entry.last_error,
         now=clock,
+        held=_held(row) if row else None,
         **state,
     )
 

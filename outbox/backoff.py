@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.numbers import flaw, flaws
 
 if TYPE_CHECKING:
     import random
@@ -28,6 +29,8 @@ class Backoff:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for numbers that make no sense."""
+        if wrong := flaws(*(flaw(name, getattr(self, name)) for name in ("first", "factor", "cap", "jitter"))):
+            raise ConfigurationError(f"{type(self).__name__}: {wrong}")
         if not (0 <= self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1):
             raise ConfigurationError(f"{self}: it must be 0 <= first <= cap, factor >= 1 and 0 <= jitter <= 1")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine, Row
 
-__all__ = ["Lanes", "Tenure"]
+__all__ = ["Lanes", "Tenure", "give_up"]
 
 _ME: BindParameter[str] = bindparam("me", type_=String)
 _UNTIL = now() + bindparam("lease")
@@ -107,7 +107,7 @@ class Lanes:
         """Give all back, so that others need not wait for the lease."""
         self._tenure = Tenure(relay=self._tenure.relay)
         self.doubt()
-        transact(self._engine, self._part)
+        transact(self._engine, self._leave)
 
     def _is_time(self, last: float) -> bool:
         return self._clock() - last >= self._lease / 3
@@ -137,9 +137,8 @@ class Lanes:
             connection.execute(_JOIN, values)
         connection.execute(_RENEW, values)
 
-    def _part(self, connection: Connection) -> None:
-        connection.execute(_GIVE_ALL, {"me": self._tenure.relay})
-        connection.execute(_LEAVE, {"me": self._tenure.relay})
+    def _leave(self, connection: Connection) -> None:
+        _part(connection, self._tenure.relay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +170,19 @@ class _View:
         """How many lanes it holds above its fair share; below it when negative."""
         live = max((row.live for row in self.rows), default=1)
         return len(self.tenure.lanes) - math.ceil(LANES / max(live, 1))
+
+
+def give_up(engine: Engine, relay: str) -> None:
+    """Give back all lanes of the relay of this name, for it is known to be dead: others need not wait for its lease. Safe to repeat.
+
+    Raises Unavailable.
+    """
+    transact(engine, lambda connection: _part(connection, relay))
+
+
+def _part(connection: Connection, relay: str) -> None:
+    connection.execute(_GIVE_ALL, {"me": relay})
+    connection.execute(_LEAVE, {"me": relay})
 
 
 def _create_missing(engine: Engine, present: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.numbers import flaw, flaws
 
 from .backoff import Backoff
 
@@ -41,6 +42,10 @@ class RelayOptions:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for numbers that no relay could work with."""
+        wrong = [flaw(name, getattr(self, name), whole=True) for name in ("batch", "batch_bytes", "max_attempts", "tidy_batch")]
+        wrong += [flaw(name, getattr(self, name), unit="seconds") for name in ("lease", "poll_min", "poll_max", "retention", "tidy_every")]
+        if any(wrong):
+            raise ConfigurationError(f"{type(self).__name__}: {flaws(*wrong)}")
         counts = (self.batch, self.batch_bytes, self.max_attempts, self.tidy_batch)
         rules = {
             "batch, batch_bytes, max_attempts and tidy_batch are at least 1": min(counts) >= 1,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.numbers import flaw
 
 from .envelope import Envelope
 from .ids import new_id
@@ -62,8 +63,8 @@ class Outbox:
         notify: bool = True,
         new_id: Callable[[], str] = new_id,
     ) -> None:
-        if max_payload < 1:
-            raise ConfigurationError(f"max_payload must be at least 1 byte, not {max_payload!r}")
+        if wrong := flaw("max_payload", max_payload, whole=True, least=1, unit="bytes"):
+            raise ConfigurationError(wrong)
         self._routes = Routes([queue, *queues], priority)
         self._max_payload = max_payload
         self._notify = notify

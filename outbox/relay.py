@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from postroom.adapters.errors import PostroomError, Unavailable
+from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import prepare, renew_after_fork
 from postroom.adapters.sql.wakeup import Wakeup
 
@@ -21,7 +22,7 @@ from .marks import RoundResult
 from .options import RelayOptions
 from .pace import Pace
 from .rounds import Rounds
-from .tables import CHANNEL
+from .tables import CHANNEL, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ class Relay:
 
     Run it as a thread of the caller's own process (`start` and `stop`, or `with relay:`), as the whole of a thread (`run`), until all is
     sent (`drain`), or for one round; one of these at a time. After a fork the child has a relay that was never started.
+    `name`, at most 64 characters, is no other relay's, ever; by it `lanes.give_up` frees what this one holds when its process is dead.
     `clock` measures intervals on this host; what is due, and whose lease has run out, is the database's to say.
     """
 
@@ -66,6 +68,7 @@ class Relay:
         adapter: Adapter,
         *,
         options: RelayOptions | None = None,
+        name: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
@@ -77,7 +80,7 @@ class Relay:
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - to spread retries, not to keep a secret
-        self._begin_life()
+        self._begin_life(name)
 
     def run_once(self) -> RoundResult:
         """Do one round, and keep no lanes afterwards.
@@ -91,18 +94,21 @@ class Relay:
     def drain(self, stop: Stop | None = None, progress: Callable[[RoundResult], None] = lambda _: None) -> RoundResult:
         """Send until nothing is due in any lane, or `stop` is set; return the sum of all rounds. `progress` hears of each.
 
-        Waits while another relay holds lanes with due rows. Raises Unavailable when the database is away, or the broker for 5 rounds in a row.
+        Waits while another relay holds lanes with due rows. Raises Unavailable when the database is away, or the broker for 5 rounds in a row;
+        SchemaDrift before anything is sent when its tables are not as they should be.
         Rows that the broker would not take now are not due before their next try: the result counts them as `held`.
         """
         self._mind_the_fork()
         stop = stop or threading.Event()
+        schema.require(self._engine, TABLES)
         with self._leaving(), self._heart(stop):
             return self._drain(stop, progress)
 
     def run(self, stop: Stop) -> None:
         """Go on until `stop` is set, then give the lanes back and return: at the latest when the broker has answered what is in flight.
 
-        An absent database or broker is waited for, and shows in `health`. Only what waiting can't mend (access denied, no tables) raises, at once.
+        An absent database or broker is waited for, and shows in `health`. Only what waiting can't mend (access denied, tables that are not as
+        they should be) raises, at once.
         """
         self._mind_the_fork()
         with self._leaving(), self._heart(stop):
@@ -153,10 +159,10 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _begin_life(self) -> None:
-        """Set up what belongs to one process."""
+    def _begin_life(self, name: str | None = None) -> None:
+        """Set up what belongs to one process; a forked child can't have the name of its parent."""
         self._pid = os.getpid()
-        self.name = f"{socket.gethostname()[:32]}:{self._pid}:{secrets.token_hex(4)}"
+        self.name = name or f"{socket.gethostname()[:32]}:{self._pid}:{secrets.token_hex(4)}"
         self._rounds = Rounds(self._engine, self._adapter, self._options, name=self.name, clock=self._clock, rng=self._rng)
         self._chores = Housekeeping(self._engine, self._adapter, self._options, clock=self._clock)
         self._pace = Pace(self._options, self._rng)
@@ -194,7 +200,7 @@ class Relay:
 
     def _refuse_the_hopeless(self) -> None:
         try:
-            self._rounds.look()
+            schema.require(self._engine, TABLES)
         except Unavailable as error:
             if not error.retryable:
                 raise

@@ -7,7 +7,7 @@ from sqlalchemy import Boolean, Column, Index, Integer, SmallInteger, String, Ta
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.types import Blob, Instant, Key, Sequence
 
-__all__ = ["CHANNEL", "LANES", "MAX_KEY", "MAX_TYPE", "lanes", "outbox", "relays"]
+__all__ = ["CHANNEL", "LANES", "MAX_KEY", "MAX_TYPE", "TABLES", "lanes", "outbox", "relays"]
 
 CHANNEL = "postroom_outbox"
 """Where PostgreSQL notifies relays of committed rows."""
@@ -70,3 +70,5 @@ relays = Table(
     Column("id", String(64), primary_key=True),
     Column("until", Instant, nullable=False),
 )
+
+TABLES = (outbox, lanes, relays)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 
 from postroom.adapters.errors import ConfigurationError, SchemaDrift
-from postroom.adapters.sql.engine import is_prepared
+from postroom.adapters.sql.engine import is_prepared, shown
 from postroom.adapters.sql.transaction import translated
 
 from .rows import insert_rows
@@ -111,7 +111,7 @@ def _autocommitting(connection: Connection) -> ConfigurationError:
 
 
 def _named(connection: Connection) -> str:
-    return connection.engine.url.render_as_string(hide_password=True)
+    return shown(connection.engine)
 
 
 def _drift(error: DBAPIError, engine: Engine) -> SchemaDrift | None:

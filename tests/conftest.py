@@ -12,6 +12,7 @@ import pytest
 
 from support import services
 from support.databases import fresh_database
+from support.rabbit import Server
 
 # The conformance suite is shipped as part of the package; its assertions are to explain themselves all the same.
 pytest.register_assert_rewrite("postroom.adapters.conformance")
@@ -42,6 +43,13 @@ def mariadb_url(docker_engine: None) -> Iterator[str]:
 def rabbitmq_url(docker_engine: None) -> Iterator[str]:
     with services.running("rabbitmq") as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(docker_engine: None) -> Iterator[Server]:
+    """One that a test may break, if it mends it again."""
+    with services.running("rabbitmq") as url:
+        yield Server(url)
 
 
 @pytest.fixture(scope="session")

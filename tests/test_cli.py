@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +15,47 @@ from click.testing import CliRunner
 from postroom.adapters.errors import AccessDenied, ConfigurationError, InvalidMessage, LeaseLost, SchemaDrift, Unavailable
 from postroom.consumers.cli.app import COMMANDS
 from postroom.consumers.cli.app import postroom as command
-from postroom.consumers.cli.exits import exit_code
+from postroom.consumers.cli.exits import MEANINGS, exit_code
 from postroom.consumers.cli.options import Settings, connections, duration
-from postroom.consumers.cli.output import ago, moment
+from postroom.consumers.cli.output import ago, moment, table, visible
 from postroom.consumers.loading import load_jobs
 from support.command import COMMAND, postroom
 
+SUBCOMMANDS = {"dead": ["list", "show", "replay", "discard"], "schema": ["create", "check", "dump"]}
+ALL = [(name, *further) for name in COMMANDS for further in [(), *((sub,) for sub in SUBCOMMANDS.get(name, []))]]
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_subcommand_has_help_with_what_it_does(name: str):
-    answer = CliRunner().invoke(command, [name, "--help"])
+
+@pytest.mark.parametrize("name", ALL, ids=" ".join)
+def test_every_subcommand_has_help_with_what_it_does_and_an_example(name: tuple[str, ...]):
+    answer = CliRunner().invoke(command, [*name, "--help"], prog_name="postroom")
     assert answer.exit_code == 0
-    assert f"Usage: postroom {name}" in answer.output
+    assert f"Usage: postroom {' '.join(name)}" in answer.output
+    assert re.search(rf"^ +Examples?:\n +postroom {' '.join(name)}", answer.output, re.MULTILINE)
+
+
+def test_the_table_of_subcommands_with_subcommands_is_whole():
+    for name, further in SUBCOMMANDS.items():
+        assert sorted(importlib.import_module(f"postroom.consumers.cli.{name}").command.commands) == sorted(further)
+
+
+def test_the_help_tells_every_exit_code():
+    said = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert all(f"{code} {meaning}" in said for code, meaning in MEANINGS.items())
+
+
+WRONG = {
+    "frobnicate": "postroom: No such command 'frobnicate'; `postroom --help` has examples",
+    "work": "postroom: Missing argument 'MODULE:JOBS'; `postroom work --help` has examples",
+    "dead list --source x": "postroom: Invalid value for '--source': 'x' is not one of 'queue', 'outbox'; `postroom dead list --help` has examples",
+    "stats --jsn": "postroom: No such option '--jsn'",
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG.items())
+def test_wrong_usage_is_told_in_one_line(arguments: str, said: str, tmp_path: Path):
+    answer = postroom(*arguments.split(), cwd=tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
+    assert answer.stderr.startswith(said)
 
 
 def test_the_first_page_of_help_lists_every_subcommand_without_importing_one():
@@ -140,6 +170,9 @@ def test_the_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatc
 
 MISTAKES = {
     "no such module": ("", "nowhere:jobs", "there is no module 'nowhere' in {here} or on the Python path"),
+    "a file": ("", "./bad.py:jobs", "'./bad.py:jobs': name the module: bad:jobs"),
+    "a path": ("", "./bad:jobs", "'./bad:jobs': name the module: bad:jobs"),
+    "a file in a folder": ("", "apps/bad.py:jobs", "'apps/bad.py:jobs': name the module: apps.bad:jobs"),
     "no colon": ("", "bad", "'bad': name a module and the Jobs in it, like shop:jobs"),
     "raises": ("x = 1\nraise RuntimeError('no settings')\n", "bad:jobs", "{here}/bad.py:2: RuntimeError: no settings"),
     "ends the process": ("import sys\nsys.exit(4)\n", "bad:jobs", "{here}/bad.py:2: SystemExit: 4"),
@@ -180,3 +213,9 @@ def test_an_instant_in_json_is_iso_8601_in_utc():
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, "0s"), (4, "4s"), (125, "2m 5s"), (90061, "1d 1h"), (-3, "0s")])
 def test_lengths_of_time_are_told_in_their_two_largest_units(seconds: float, told: str):
     assert ago(seconds) == told
+
+
+def test_what_would_move_the_cursor_is_shown_and_blanks_stay(capsys: pytest.CaptureFixture[str]):
+    table(["KEY", "ERROR"], [["two  blanks", "red \x1b[31m\nand\u202e more"]])
+    assert capsys.readouterr().out.splitlines()[1] == "two  blanks  red \\x1b[31m\\nand\\u202e more"
+    assert visible("a\nb\x07", keep="\n") == "a\nb\\x07"

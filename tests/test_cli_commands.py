@@ -55,6 +55,9 @@ def running(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_schema_is_made_checked_and_made_again_without_harm(tmp_path: Path):
+    absent = postroom("schema", "check", cwd=tmp_path)
+    assert (absent.returncode, absent.stdout) == (1, "sqlite:///postroom.db: there is no such file; run `postroom schema create`\n")
+    (tmp_path / "postroom.db").touch()
     missing = postroom("schema", "check", cwd=tmp_path)
     assert missing.returncode == 1
     assert "table postroom_outbox is missing: run `postroom schema create`" in missing.stdout
@@ -116,10 +119,42 @@ def test_enqueue_prints_the_job_with_its_id(here: Path):
 
 
 def test_enqueue_reads_a_payload_from_standard_input(here: Path):
-    answer = postroom("enqueue", "t", "--payload", "-", cwd=here, stdin='{"a": [1]}')
+    answer = postroom("enqueue", "t", "--queue", "q", "--payload", "-", cwd=here, stdin='{"a": [1]}')
     assert answer.returncode == 0
-    assert json.loads(answer.stdout)["queue"] == "default"
     assert count(here, "postroom_outbox", "body = CAST('{\"a\":[1]}' AS BLOB)") == 1
+
+
+def test_who_names_no_queue_is_asked_for_one(here: Path):
+    answer = postroom("enqueue", "t", cwd=here)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("postroom: where does it go? Name its queue with --queue, or with --app")
+    assert count(here, "postroom_outbox") == 0
+
+
+def test_a_job_without_a_payload_has_an_empty_one(here: Path):
+    assert postroom("enqueue", "t", "--queue", "q", cwd=here).returncode == 0
+    assert count(here, "postroom_outbox", "body = CAST('{}' AS BLOB)") == 1
+
+
+UNDECLARED = "held 1: queue 'typo' is not declared; run `postroom declare ...` or start its worker\n"
+
+
+@pytest.mark.parametrize("extent", ["--once", "--drain"])
+def test_a_relay_that_leaves_something_behind_says_what_and_why(here: Path, extent: str):
+    postroom("enqueue", "t", "--queue", "typo", "--key", "k", cwd=here)
+    for _ in range(2):  # the second finds it waiting for its next try
+        answer = postroom("relay", extent, cwd=here)
+        assert (answer.returncode, answer.stdout) == (1, f"sent 0\n{UNDECLARED}")
+    assert re.search("next try in .*; queue 'typo' is not declared", postroom("status", "k", cwd=here).stdout)
+
+
+@pytest.mark.parametrize("broker", ["sqlite:///postroom.db", "memory:"])
+def test_a_drain_that_leaves_something_in_the_outbox_is_not_quiet(here: Path, broker: str):
+    enqueue(here, 4711)
+    postroom("enqueue", "t", "--queue", "typo", cwd=here)
+    answer = postroom("work", "shop:jobs", "--drain", "--broker", broker, cwd=here)
+    assert (answer.returncode, answer.stdout) == (1, f"not all is quiet; given up meanwhile: 0\n{UNDECLARED}")
+    assert count(here, "shop_sent_emails") == 1
 
 
 def test_a_delayed_job_leaves_the_outbox_when_it_is_due(here: Path):
@@ -146,9 +181,10 @@ def test_a_priority_leads_to_its_carrier(here: Path):
     ],
 )
 def test_what_can_not_be_enqueued_is_refused_with_the_reason(here: Path, options: list[str], said: str):
-    answer = postroom("enqueue", "t", *options, cwd=here)
+    answer = postroom("enqueue", "t", *(["--queue", "q"] if "--queue" not in options else []), *options, cwd=here)
     assert answer.returncode == 2
     assert said in answer.stderr
+    assert answer.stderr.count("\n") == 1
     assert count(here, "postroom_outbox") == 0
 
 
@@ -160,7 +196,14 @@ def test_a_type_without_a_handler_in_the_application_is_told(here: Path):
 
 def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path):
     for url in ("postgresql://postroom:secret@127.0.0.1:1/shop", "mysql://postroom:secret@127.0.0.1:1/shop"):
-        for arguments in (["status", "order-4711"], ["stats"], ["schema", "check"], ["enqueue", "t"], ["relay", "--once"], ["dead", "list"]):
+        for arguments in (
+            ["status", "order-4711"],
+            ["stats"],
+            ["schema", "check"],
+            ["enqueue", "t", "--queue", "q"],
+            ["relay", "--once"],
+            ["dead", "list"],
+        ):
             answer = postroom("--database", url, *arguments, cwd=tmp_path)
             assert answer.returncode == 3, answer.stderr
             assert answer.stderr.count("\n") == 1
@@ -200,11 +243,75 @@ def test_work_sends_the_emails_and_ends_when_all_is_quiet(here: Path):
     assert count(here, "shop_sent_emails") == 2
 
 
+def test_draining_nothing_gives_no_warning(here: Path):
+    answer = postroom("work", "shop:jobs", "--drain", "--processes", "3", cwd=here)
+    assert (answer.returncode, answer.stdout) == (0, "all is quiet; given up meanwhile: 0\n")
+    assert "WARNING" not in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["postroom/__init__.py", "queue.py", "logging.py", "signal.py"])
+def test_modules_of_the_applications_do_not_stand_in_for_others(here: Path, name: str):
+    (here / name).parent.mkdir(exist_ok=True)
+    (here / name).write_text("raise RuntimeError('not the one that was meant')\n")
+    enqueue(here, 4711)
+    answer = postroom("work", "shop:jobs", "--drain", cwd=here)
+    assert answer.returncode == 0, answer.stderr
+    assert count(here, "shop_sent_emails") == 1
+
+
+BROKEN_CHILDREN = {
+    "ends": ("os._exit(7)", 3, "postroom: no worker process can start: 5 in a row ended before they were ready, the last with exit code 7"),
+    "refuses": ("raise RuntimeError('no settings')", 2, "postroom: a worker process can't work with this configuration; its log says why"),
+}
+
+
+@pytest.mark.parametrize(("line", "code", "said"), BROKEN_CHILDREN.values(), ids=BROKEN_CHILDREN.keys())
+def test_processes_that_can_not_start_are_no_success(here: Path, line: str, code: int, said: str):
+    (here / "shop.py").write_text(f"{SHOP}\nif sys.modules['__main__'].__spec__.name.endswith('.child'):\n    {line}\n")
+    answer = postroom("work", "shop:jobs", "--drain", cwd=here)  # of nothing: all would be quiet
+    assert (answer.returncode, answer.stdout) == (code, "")
+    assert answer.stderr.splitlines()[-1] == said
+
+
+def test_what_is_worked_on_is_said_when_the_queues_are_there(here: Path):
+    (here / "empty.py").write_text("from postroom.consumers import Jobs\njobs = Jobs()\n")
+    empty = postroom("work", "empty:jobs", cwd=here)
+    assert (empty.returncode, empty.stderr) == (2, "postroom: there is no handler: declare one with @jobs.handler(...)\n")
+    away = postroom("work", "shop:jobs", "--broker", "postgresql://u:secret@127.0.0.1:1/q", cwd=here)
+    assert away.returncode == 3
+    assert "working on" not in away.stderr
+
+
+def test_several_processes_do_not_see_one_memory(here: Path):
+    answer = postroom("work", "shop:jobs", "--processes", "2", "--broker", "memory:", cwd=here)
+    assert answer.returncode == 2
+    assert answer.stderr == "postroom: memory: is seen by one process only; for --processes name a broker that all of them see\n"
+
+
+def test_only_schema_and_demo_make_a_file(here: Path, tmp_path: Path):
+    (tmp_path / "postroom.db").unlink()
+    commands = [
+        "status k",
+        "stats",
+        "dead list",
+        "enqueue t --queue q",
+        "relay --once",
+        "work shop:jobs --drain",
+        "declare shop:jobs",
+        "schema check",
+    ]
+    for command in commands:
+        answer = postroom(*command.split(), cwd=tmp_path)
+        assert answer.returncode == (1 if command == "schema check" else 3)
+        assert "sqlite:///postroom.db: there is no such file; run `postroom schema create`\n" in answer.stderr + answer.stdout
+        assert not list(tmp_path.glob("postroom.db*"))
+
+
 def test_work_with_drain_says_no_when_a_job_was_given_up(here: Path):
     enqueue(here, "oops")
     answer = postroom("work", "shop:jobs", "--drain", "--json", cwd=here)
     assert answer.returncode == 1
-    assert json.loads(answer.stdout) == {"failed": 1, "signal": None}
+    assert json.loads(answer.stdout) == {"failed": 1, "held": 0, "signal": None}
 
 
 def test_work_without_a_relay_leaves_the_outbox_alone(here: Path):

@@ -96,7 +96,8 @@ def test_dead_letters_from_the_first_look_to_the_last(desk: Desk):
     assert gone["payload"] == {"customer": "bob"}
     desk.work()
     assert desk.mails == ["ann"]
-    assert desk("dead", "list").stdout.count("\n") == 1
+    empty = desk("dead", "list")
+    assert (empty.stdout, empty.stderr) == ("", "postroom: no dead letters\n")
 
 
 def test_who_names_no_letter_is_asked_which(desk: Desk):
@@ -113,8 +114,42 @@ def test_a_letter_that_is_named_and_not_there_is_a_no(desk: Desk):
         assert desk("dead", *arguments, code=1).stderr == "postroom: there is no such dead letter (any more)\n"
 
 
-def test_nothing_to_replay_at_all_is_no_failure(desk: Desk):
-    desk("dead", "replay", "--all")
+def test_all_of_nothing_is_no_failure(desk: Desk):
+    for arguments in (["replay", "--all"], ["discard", "--all", "--reason", "x"]):
+        assert desk("dead", *arguments).stderr == "postroom: no dead letters\n"
+
+
+@pytest.mark.parametrize("name", ["mails", "mails.dlq"])
+def test_the_letters_of_a_queue_are_found_by_each_of_its_names(desk: Desk, name: str):
+    desk.kill_jobs("ann")
+    assert [letter["key"] for letter in desk.json("dead", "list", "--queue", name)] == ["mail-ann"]
+    assert [letter["key"] for letter in desk.json("dead", "list", "--queue", name, "--app", "mail:jobs")] == ["mail-ann"]
+
+
+def test_of_a_queue_that_nobody_declared_it_is_said_what_declares_it(desk: Desk):
+    desk.kill_jobs("ann")
+    said = desk("dead", "list", "--queue", "mail", code=2).stderr
+    assert said == "postroom: the broker knows no queue 'mail' (it tells of: mails); `postroom declare ...` declares them\n"
+    assert desk("dead", "list", "--queue", "mail", "--source", "outbox").stderr == "postroom: no dead letters\n"
+
+
+def test_what_was_discarded_has_nothing_before_it(desk: Desk):
+    desk.kill_jobs("ann")
+    assert "postroom dead show" in desk("status", "mail-ann").stdout
+    desk("dead", "discard", "mail-ann", "--reason", "she has left")
+    told = desk("status", "mail-ann").stdout
+    assert "nothing; it was discarded" in told
+    assert "discarded: she has left; it was: ann has no mailbox" in told
+    assert "dead show" not in told
+
+
+def test_a_discarded_job_without_a_handler_is_told_as_discarded_too(desk: Desk):
+    desk("enqueue", "no-such-type", "--queue", "mails", "--key", "k")
+    desk.work(code=1)
+    desk("dead", "discard", "k", "--reason", "a typo")
+    told = desk("status", "k").stdout
+    assert "no-such-type  failed" in told
+    assert "nothing; it was discarded" in told
 
 
 def test_a_canary_that_no_worker_takes_leaves_the_others_and_tells_what_to_do(desk: Desk):

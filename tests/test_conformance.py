@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import create_engine, update
@@ -13,9 +15,10 @@ from postroom.adapters.memory import Memory
 from postroom.adapters.sql.engine import engine_url
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.tables import jobs
+from support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from postroom.adapters.seam import Adapter
+    from postroom.adapters.seam import Adapter, Queue
 
 
 class MemoryHarness(conformance.Harness):
@@ -72,6 +75,77 @@ class SqlHarness(conformance.Harness):
         self._engine.dispose()
 
 
+class RabbitHarness(conformance.Harness):
+    """One server for all tests, behind a network that can be cut."""
+
+    silence = 0.3
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._proxy = Proxy(parts.port or 0)
+        self._proxy.__enter__()
+        self._url = url.replace(f":{parts.port}", f":{self._proxy.port}")
+        self._adapters: list[Adapter] = []
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def adapter(self) -> Adapter:
+        self._adapters.append(connect(self._url))
+        return self._adapters[-1]
+
+    def restart(self) -> Adapter:
+        """Cut every connection. What was told the server before, it has heard: it answers a question that was put on the same connections."""
+        for adapter in self._adapters:
+            adapter.depth("anything")
+        self._proxy.cut()
+        return self.adapter()
+
+    def close(self) -> None:
+        for adapter in self._adapters:
+            adapter.close()
+        self._proxy.__exit__()
+
+
+class KafkaHarness(conformance.Harness):
+    """One cluster for all tests. A restart ends every client; what the server itself keeps is for the crash tests."""
+
+    silence = 0.3
+    options = "partitions=1&session.timeout.ms=6000&heartbeat.interval.ms=100"  # with one partition it is known who gets the jobs
+
+    def __init__(self, bootstrap: str) -> None:
+        self._url = f"kafka://{bootstrap}?{self.options}"
+        self._adapters: list[Adapter] = []
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def adapter(self) -> Adapter:
+        self._adapters.append(connect(self._url))
+        return self._adapters[-1]
+
+    def restart(self) -> Adapter:
+        self.close()
+        return self.adapter()
+
+    def close(self) -> None:
+        for adapter in self._adapters:
+            adapter.close()
+
+
+class ShareHarness(KafkaHarness):
+    """A share group: what is there comes with the second heartbeat."""
+
+    silence = 1.5
+    options = "mode=share&partitions=1"
+    difference = ("dead_letter", "'graves'")
+
+    def differently(self, queue: Queue) -> Queue:
+        return replace(queue, dead_letter="graves")
+
+
 class TestMemory(conformance.Suite):
     """`memory:` as it is."""
 
@@ -94,3 +168,30 @@ class TestSql(conformance.Suite):
     @pytest.fixture
     def harness(self, database_url: str) -> SqlHarness:
         return SqlHarness(database_url)
+
+
+@pytest.mark.unreleased
+class TestRabbitMQ(conformance.Suite):
+    """Quorum queues."""
+
+    @pytest.fixture
+    def harness(self, rabbitmq_url: str) -> RabbitHarness:
+        return RabbitHarness(rabbitmq_url)
+
+
+@pytest.mark.unreleased
+class TestKafka(conformance.Suite):
+    """A classic group."""
+
+    @pytest.fixture
+    def harness(self, kafka_bootstrap: str) -> KafkaHarness:
+        return KafkaHarness(kafka_bootstrap)
+
+
+@pytest.mark.unreleased
+class TestKafkaShare(conformance.Suite):
+    """A share group."""
+
+    @pytest.fixture
+    def harness(self, kafka_bootstrap: str) -> ShareHarness:
+        return ShareHarness(kafka_bootstrap)

@@ -35,6 +35,16 @@ def test_a_replayed_job_runs_once_with_a_clean_budget_of_attempts(room: Postroom
     assert room.dead_keys == []
 
 
+def test_a_letter_whose_discard_was_cut_short_can_be_replayed(room: Postroom):
+    room.kill_jobs("order-1")
+    entry = room.entry("order-1")
+    assert room.ledger.discard(entry.id, job=entry.job_id, replays=entry.replays, note="discarded: a typo")
+    assert replay(room) == {Fate.REPLAYED: 1}
+    room.drain()
+    assert room.sent == {"order-1": 1}
+    assert (room.entry("order-1").status, room.entry("order-1").attempts, room.dead_keys) == ("done", 0, [])
+
+
 def test_a_second_replay_finds_nothing(room: Postroom):
     room.kill_jobs("order-1")
     replay(room)

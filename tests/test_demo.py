@@ -61,10 +61,11 @@ def test_the_commands_that_it_ends_with_work_as_printed(tmp_path: Path):
     variables = environment({"TMPDIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     story = subprocess.run(["postroom", "demo"], cwd=tmp_path, env=variables, check=True, capture_output=True, text=True).stdout
     lines = [line.strip() for line in story.partition("Try next:")[2].splitlines() if line.strip()]
-    assert len(lines) == 10
+    assert len(lines) == 9
     script = "\n".join(f"{line}\necho exit code $?" for line in lines)
     said = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=variables, check=True, capture_output=True, text=True).stdout
-    assert re.findall(r"exit code (\d+)", said) == ["0", "0", "0", "0", "0", "1", "0", "0", "0", "0"]
+    assert re.findall(r"exit code (\d+)", said) == ["0", "0", "0", "0", "1", "0", "0", "0", "0"]
     assert re.search(r"send-receipt  done .*\n.*exit code 0", said)
     assert "the payload does not fit Receipt" in said
     assert "discarded 1" in said
+    assert "export" not in story  # what is tried later in this shell means another database

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from postroom import consumers
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.seam import Queue
-from postroom.consumers import Backoff, Fail, Jobs, Retry
+from postroom.consumers import Backoff, Fail, Jobs, Retry, WorkerSettings
 from postroom.consumers.policy import readable
+from postroom.outbox.options import RelayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +156,53 @@ def test_an_option_that_makes_no_sense_is_refused(option: dict[str, Any]) -> Non
 
     with pytest.raises(ConfigurationError):
         Jobs().handler(**{"type": "t", "queue": "q", **option})(handle)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"timeout": dt.timedelta(seconds=5)}, r"timeout must be a number of seconds, not datetime.timedelta\(seconds=5\); pass its total_seconds"),
+        ({"timeout": "5"}, "timeout must be a number of seconds, not '5'"),
+        ({"timeout": 0}, "timeout must be more than 0 seconds, not 0"),
+        ({"max_attempts": 2.5}, "max_attempts must be a whole number, not 2.5"),
+        ({"max_attempts": None}, "max_attempts must be a whole number, not None"),
+        ({"concurrency": True}, "concurrency must be a whole number, not True"),
+        ({"backoff": 5}, "backoff must be a Backoff"),
+        ({"type": None}, "type must be text of 1 to 200 bytes, not None"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_told_with_its_place_and_the_remedy(option: dict[str, Any], told: str) -> None:
+    def handle(payload: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"{line_of(handle)}: {told}"):
+        Jobs().handler(**{"type": "t", "queue": "q", **option})(handle)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Backoff(first=dt.timedelta(seconds=5)),  # type: ignore[arg-type]
+        lambda: Retry(after=dt.timedelta(seconds=5)),  # type: ignore[arg-type]
+        lambda: WorkerSettings(grace=dt.timedelta(seconds=5)),  # type: ignore[arg-type]
+        lambda: RelayOptions(lease=dt.timedelta(seconds=5)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_timedelta_where_seconds_are_meant_is_told(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a number of seconds, not datetime.timedelta\(seconds=5\)"):
+        make()
+
+
+def test_the_context_of_a_handler_has_the_session_that_its_kind_can_use() -> None:
+    async def asynchronous(payload: int, context: consumers.Context) -> None: ...
+
+    def synchronous(payload: int, context: consumers.AsyncContext) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"{line_of(asynchronous)}: annotate 'context' as AsyncContext"):
+        Jobs().handler("t", queue="q")(asynchronous)
+    with pytest.raises(ConfigurationError, match=f"{line_of(synchronous)}: annotate 'context' as Context"):
+        Jobs().handler("t", queue="q")(synchronous)
+    kinds = {kind: kind.session.fget.__annotations__["return"] for kind in (consumers.Context, consumers.AsyncContext)}  # type: ignore[attr-defined]
+    assert kinds == {consumers.Context: "Session", consumers.AsyncContext: "AsyncSession"}
 
 
 def test_one_queue_declared_in_two_ways_is_refused_with_the_place_of_both() -> None:

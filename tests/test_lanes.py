@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, func, select
 
-from postroom.outbox.lanes import Lanes, Tenure
+from postroom.outbox.lanes import Lanes, Tenure, give_up
 from postroom.outbox.tables import LANES, lanes, relays
 from support.outboxes import let_pass, outbox_at
 
@@ -97,6 +97,17 @@ def test_s063_the_lanes_of_a_relay_that_died_go_to_the_others_when_the_lease_run
     let_pass(engine, LEASE / 2 + 1)
     heir.renew()
     assert heir.look().whole
+
+
+def test_the_lanes_of_a_relay_that_is_known_to_be_dead_are_given_up_by_its_name_at_once(engine):
+    dead, heir, third = lanes_of(engine, "dead"), lanes_of(engine, "heir"), lanes_of(engine, "third")
+    settled(dead, heir, third)
+    give_up(engine, "dead")
+    give_up(engine, "dead")
+    tenures = settled(heir, third)
+    assert sorted(lane for tenure in tenures for lane in tenure.lanes) == list(range(LANES))
+    with engine.connect() as connection:
+        assert sorted(connection.execute(select(relays.c.id)).scalars()) == ["heir", "third"]
 
 
 def test_a_lease_that_nobody_took_over_can_be_renewed_after_it_ran_out(engine):

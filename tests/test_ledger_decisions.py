@@ -22,7 +22,7 @@ from postroom.consumers.ledger import (
     Waiting,
 )
 from postroom.consumers.ledger.decide import LEAST_WAIT, MOST_WAIT, abandon, begin, may_begin_unseen, settle, tally
-from postroom.consumers.ledger.entry import CRASHES, Entry, Holder, replayed
+from postroom.consumers.ledger.entry import CRASHES, FREE, Entry, Holder, replayed
 from support.ledgers import claim
 
 NOW = 100.0
@@ -63,7 +63,8 @@ ALL = [CLAIM, OTHER_JOB, OLDER_COPY, OLDER_REPLAY, NEWER_COPY, NEWER_REPLAY]
 FRESH = [CLAIM, OTHER_JOB, NEWER_COPY, NEWER_REPLAY]
 STALE = [OLDER_COPY, OLDER_REPLAY]
 
-CONFLICT = Conflict(ours=OTHER_PAYLOAD.digest, theirs=CLAIM.digest)
+CONFLICT = Conflict(ours=OTHER_PAYLOAD.digest, theirs=CLAIM.digest, owner="job-a")
+DISCARDED = replace(FAILED, digest=FREE, last_error="discarded: a typo")
 STARTED = Started(id=7, fence=22, attempt=2, max_attempts=3, last_error="no route")
 
 
@@ -164,6 +165,24 @@ def test_after_an_operators_retry_the_replayed_message_starts_and_the_one_before
     revived = replayed(FAILED, 2)
     assert begin(revived, NEWER_REPLAY, HOLDER, NOW).answer == replace(STARTED, attempt=1)
     assert begin(revived, CLAIM, HOLDER, NOW).answer == RetryScheduled()
+
+
+OTHER_JOB_AND_PAYLOAD = claim(job="job-b", body=b"{}")
+
+
+@pytest.mark.parametrize("asked", [OTHER_JOB, OTHER_JOB_AND_PAYLOAD, NEWER_REPLAY])
+def test_a_discarded_job_frees_its_key_for_another_job_whatever_its_payload(asked):
+    verdict = begin(DISCARDED, asked, HOLDER, NOW)
+    assert verdict.answer == Started(id=7, fence=22, attempt=1, max_attempts=3)
+    assert verdict.entry is not None
+    assert (verdict.entry.digest, verdict.entry.job_id) == (asked.digest, asked.envelope.id)
+    assert (verdict.entry.attempts, verdict.entry.last_error, verdict.entry.replays) == (0, None, asked.envelope.replays)
+
+
+@pytest.mark.parametrize("asked", [CLAIM, NEWER_COPY, *STALE])
+def test_a_twin_of_a_discarded_message_is_not_run(asked):
+    verdict = begin(DISCARDED, asked, HOLDER, NOW)
+    assert (verdict.answer, verdict.entry) == (Exhausted(attempts=3, last_error="discarded: a typo"), None)
 
 
 def test_a_limit_that_was_lowered_below_what_is_used_ends_the_key_as_failed():
@@ -298,8 +317,18 @@ def test_a_job_that_had_ended_with_its_finish_lost_is_given_back_uncharged():
     assert abandon(RUNNING, "ended", NOW, running=1) == PENDING
 
 
+@pytest.mark.parametrize(("attempts", "suspicions"), [(1, 0), (2, 0), (0, 2)])
+@pytest.mark.parametrize("running", [0, 1, 5])
+def test_a_job_whose_handler_had_returned_is_done_also_on_its_last_attempt(attempts, suspicions, running):
+    entry = abandon(replace(RUNNING, attempts=attempts, suspicions=suspicions), "returned", NOW, running=running)
+    assert entry == replace(DONE, attempts=attempts, suspicions=suspicions, finished_at=NOW)
+
+
 def test_what_became_of_a_dead_process_is_counted():
-    before = [RUNNING, replace(RUNNING, attempts=2), replace(RUNNING, attempts=0), RUNNING]
-    marks = [None, "running", "running", "ended"]
+    before = [RUNNING, replace(RUNNING, attempts=2), replace(RUNNING, attempts=0), RUNNING, RUNNING]
+    marks = [None, "running", "running", "ended", "returned"]
     changes = [(entry, abandon(entry, mark, NOW, running=2)) for entry, mark in zip(before, marks, strict=True)]
-    assert tally(changes) == Abandoned(released=2, suspected=1, charged=1, failed=1)
+    counts = tally(changes)
+    assert counts == Abandoned(done=1, released=2, suspected=1, charged=1, failed=1)
+    assert str(counts) == "1 done, 2 given back, 1 suspected, 1 charged, 1 given up"
+    assert str(Abandoned()) == ""

@@ -7,6 +7,7 @@ from postroom.adapters.errors import ConfigurationError
 from postroom.consumers.ledger import (
     Abandoned,
     AlreadyDone,
+    Conflict,
     Dead,
     Done,
     Exhausted,
@@ -241,3 +242,18 @@ def test_s111_a_row_is_taken_over_by_its_lease_alone_whoever_held_it(engine, boo
     start(open_ledger(engine, "gone for good"))
     pass_time(engine, 1001)
     assert start(book).attempt == 2
+
+
+def test_a_discard_frees_the_key_keeps_the_reason_and_happens_once(engine, book):
+    lost = start(book, claim(max_attempts=1))
+    finish(book, Failed(started=lost, claim=claim(max_attempts=1), error="no route"))
+    assert not book.discard(lost.id, job="job-a", replays=1, note="discarded: of another replay")
+    assert book.discard(lost.id, job="job-a", replays=0, note="discarded: a typo\0")
+    assert (row(engine).status, row(engine).last_error) == ("failed", "discarded: a typo\N{REPLACEMENT CHARACTER}")
+    assert not book.retry(lost.id, replays=0)
+    corrected = start(book, claim(job="job-b", body=b"{}"))
+    assert (corrected.id, corrected.attempt, corrected.max_attempts) == (lost.id, 1, 3)
+    assert not book.discard(lost.id, job="job-a", replays=0, note="discarded: too late")
+    assert finish(book, Done(started=corrected)) == [Finished()]
+    assert begin(book, claim(job="job-c", body=b"{}")) == [AlreadyDone()]
+    assert begin(book, claim(job="job-c")) == [Conflict(ours=claim().digest, theirs=claim(body=b"{}").digest, owner="job-b")]

@@ -8,15 +8,14 @@ from postroom.consumers.ledger.bounds import bounded
 from support.ledgers import begin, claim, database, open_ledger
 
 ROWS = {"rows": '[{"id":1,"fence":2,"key":"k","type":"t","group_name":"g"}]'}
-MINE = {"of_worker": "w", "doubtful": [1, 2]}
 STATEMENTS = {
     "FINISH": {"row_id": 1, "row_fence": 2},
     "FINISH_MANY": ROWS,
-    "HELD": MINE,
+    "HELD": ROWS,
     "LOCK_BY_ADDRESS": ROWS,
     "LOCK_BY_ID": ROWS,
     "LOCK_BY_WORKER": {"worker": "w"},
-    "LOCK_HELD": MINE,
+    "LOCK_HELD": ROWS,
     "OLD": {"older_than": 3600.0, "at_most": 1000},
     "PUT": ROWS,
     "READ_BY_ADDRESS": ROWS,

@@ -232,7 +232,9 @@ class Histories(RuleBasedStateMachine):
         self.zombies.append(attempt)
         self.broker.append(attempt.message)
 
-    @rule(worker=st.sampled_from(WORKERS), guilty=st.none() | PLACES, ended=st.sets(st.integers(0, 3)))
+    @rule(
+        worker=st.sampled_from(WORKERS), guilty=st.none() | PLACES, ended=st.dictionaries(st.integers(0, 3), st.sampled_from(["returned", "ended"]))
+    )
     def die(self, worker, guilty, ended):
         """A process is dead and its supervisor saw it: at most one handler was running."""
         mine = [attempt for attempt in self.attempts if attempt.worker == worker]
@@ -241,7 +243,7 @@ class Histories(RuleBasedStateMachine):
             if guilty is not None and place == guilty % len(mine):
                 marks[attempt.started.id, attempt.started.fence] = "running"
             elif place in ended:
-                marks[attempt.started.id, attempt.started.fence] = "ended"
+                marks[attempt.started.id, attempt.started.fence] = ended[place]
         self.books[worker].abandon(worker, marks)
         for key, known in self.known.items():
             lease = known.job.lease
@@ -253,6 +255,9 @@ class Histories(RuleBasedStateMachine):
         self.broker += [attempt.message for attempt in mine]
 
     def expect_death(self, job, mark):
+        if mark == "returned":
+            self.effects.append(job.id)
+            return machine.ack(job, job.lease.token, self.now)
         if mark == "running" or (mark and machine.exhausts(job)):
             return machine.fail(job, job.lease.token, WORKER_LOST, self.now)
         return machine.release(job, job.lease.token, self.now)

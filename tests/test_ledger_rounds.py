@@ -153,7 +153,7 @@ def test_the_same_key_with_another_payload_is_a_conflict_and_the_first_is_untouc
     started = start(book)
     before = row(engine)
     [answer] = begin(book, claim(job="job-b", body=b'{"order":4712}'))
-    assert answer == Conflict(ours=claim(body=b'{"order":4712}').digest, theirs=before.digest)
+    assert answer == Conflict(ours=claim(body=b'{"order":4712}').digest, theirs=before.digest, owner=before.job_id)
     assert row(engine) == before
     assert finish(book, Done(started=started)) == [Finished()]
 

@@ -15,7 +15,9 @@ def test_what_is_marked_is_read_and_what_is_not_is_not() -> None:
     marks.start(0, 0, 11, 5)
     marks.start(1, 2, 12, 2**62)
     marks.end(0, 0)
-    assert marks.read() == {(11, 5): "ended", (12, 2**62): "running"}
+    marks.start(0, 1, 13, 5)
+    marks.returned(0, 1)
+    assert marks.read() == {(11, 5): "ended", (12, 2**62): "running", (13, 5): "returned"}
 
 
 def test_a_slot_is_used_again_by_the_next_round() -> None:

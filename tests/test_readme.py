@@ -1,5 +1,6 @@
 """The README is true: its example is the one that is shipped, its commands do what it prints, its proofs exist."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,11 +14,13 @@ from click.testing import CliRunner
 from postroom.consumers import WorkerSettings
 from postroom.consumers.cli.app import COMMANDS
 from postroom.consumers.cli.app import postroom as command
+from postroom.consumers.cli.exits import MEANINGS
 from postroom.consumers.demo import shop
 from postroom.consumers.policy import Backoff
 from postroom.outbox import RelayOptions
 from postroom.outbox.payload import MAX_PAYLOAD
 from support.command import environment
+from support.workers import eventually
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -61,7 +64,7 @@ def user(tmp_path: Path) -> dict[str, str]:
     """The environment of one who has installed Postroom: `postroom` and `python` are on the path."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, arguments in (("postroom", " -m postroom.consumers.cli"), ("python", "")):
+    for name, arguments in (("postroom", " -P -m postroom.consumers.cli"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
         (programs / name).chmod(0o755)
     return environment({"PATH": f"{programs}:{os.environ['PATH']}"})
@@ -80,6 +83,43 @@ def test_who_has_only_the_readme_sees_what_it_prints(user: dict[str, str], tmp_p
         assert ended.returncode == step.exit_code, (step, ended.stderr)
         if step.prints:
             assert re.fullmatch(step.pattern, ended.stdout), (step, ended.stdout)
+
+
+PLACE = """
+from orders import Order, place
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+with Session(create_engine("sqlite:///postroom.db")) as session, session.begin():
+    place(session, Order(4711, 8))
+    place(session, Order(4712, 0))
+"""
+
+
+def test_its_queues_topics_and_priorities_work_and_so_does_its_worker(user: dict[str, str], tmp_path: Path):
+    for source in blocks("python")[1:]:
+        (tmp_path / re.match(r"# (\w+\.py): ", source)[1]).write_text(source)
+    (tmp_path / "place.py").write_text(PLACE)
+    for line in (["postroom", "schema", "create"], ["python", "place.py"]):
+        subprocess.run(line, cwd=tmp_path, env=user, check=True, capture_output=True)
+    with subprocess.Popen(["python", "worker.py"], cwd=tmp_path, env=user) as worker:
+        eventually(lambda: len(found := told(user, tmp_path)) == 9 and not any(status in {"pending", "running"} for status in found.values()))
+        worker.terminate()
+    failed = {name for name, status in told(user, tmp_path).items() if status != "done"}
+    assert failed == {("order-4712", "placed", "orders.billing")}
+
+
+def told(user: dict[str, str], folder: Path) -> dict[tuple[str, str, str], str]:
+    """The status of each job, by key, type and queue."""
+    lines = [
+        line
+        for key in ("order-4711", "order-4712")
+        for line in subprocess.run(["postroom", "status", key, "--json"], cwd=folder, env=user, check=True, capture_output=True).stdout.splitlines()
+    ]
+    return {(job["key"], job["type"], job["queue"]): job["status"] for job in map(json.loads, lines)}
+
+
+def test_its_exit_codes_are_those_of_the_help():
+    assert dict(re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|$", README, re.MULTILINE)) == MEANINGS
 
 
 def test_every_proof_that_it_names_exists():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fakes import BUSY, REFUSED, UNKNOWN, Gate, Scripted
-from sqlalchemy import Engine, select, text, update
+from sqlalchemy import Engine, event, select, text, update
 
 from postroom.adapters.errors import Unavailable
 from postroom.adapters.seam import Outcome, Verdict
@@ -91,11 +92,15 @@ def test_s061_marked_sent_only_after_the_confirm(engine, broker):
 def test_s061_the_failing_row_is_charged_and_tried_in_the_future(engine, broker):
     enqueue_ids(engine, "a", "b", "c")
     broker.always["b"] = ValueError("raises for this row")
-    relay_of(engine, broker).run_once()
+    relay = relay_of(engine, broker, backoff=Backoff(first=HOUR, cap=HOUR, jitter=0.0))
+    relay.run_once()
     assert statuses(engine) == {"a": "sent", "b": "pending", "c": "sent"}
     row = rows_of(engine)["b"]
     assert (row.attempts, row.holds, row.last_error) == (1, "b", "ValueError: raises for this row")
-    assert row.retry_at > rows_of(engine)["c"].sent_at
+    assert row.retry_at > rows_of(engine)["c"].sent_at + HOUR / 2
+    assert not relay.run_once().worked, "its time has not come"
+    let_pass(engine, HOUR)
+    assert relay.run_once().held == 1
 
 
 def test_s033_a_row_without_an_answer_stays_unsent_with_its_error_and_uncharged(engine, broker):
@@ -253,6 +258,26 @@ def test_s079_batches_are_bounded_and_progress_is_saved_after_each(engine, broke
     assert [len(batch) for batch in broker.batches] == [10, 10, 5]
     assert seen == [0, 10, 20]
     assert [result.more for result in results[:2]] == [True, True]
+
+
+def test_s079_no_more_rows_are_read_than_a_batch_holds(server_database_url, broker):
+    with outbox_at(server_database_url) as engine:
+        enqueue_ids(engine, *(f"busy-{number}" for number in range(20)))
+        broker.always = {f"busy-{number}": BUSY for number in range(20)}
+        relay = relay_of(engine, broker, batch=10)
+        relay.drain()
+        let_pass(engine, HOUR)  # now there are rows of both kinds: that may be tried again, and fresh ones
+        enqueue_ids(engine, *(f"row-{number}" for number in range(25)))
+        read: list[int] = []
+
+        def count(_connection: object, cursor: Any, statement: str, *_: object) -> None:
+            if statement.startswith("SELECT") and "postroom_outbox.headers" in statement:
+                read.append(cursor.rowcount)
+
+        event.listen(engine, "after_cursor_execute", count)
+        relay.drain()
+        assert max(read) == 10
+        assert sum(read) < 2 * 45, "hardly any is read twice"
 
 
 def test_s079_a_stop_is_honoured_between_batches(engine, broker):

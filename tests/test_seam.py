@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 
 from postroom.adapters import ConfigurationError, Queue
@@ -17,6 +19,17 @@ from postroom.adapters import ConfigurationError, Queue
 )
 def test_a_queue_is_carried_by_itself_or_by_one_queue_for_each_group_or_priority(queue, carriers):
     assert queue.carriers == carriers
+
+
+@pytest.mark.parametrize("groups", [["mail", "stock"], ("mail", "stock"), {"stock", "mail"}, iter(["mail", "stock"]), {"mail": 1, "stock": 2}.keys()])
+def test_groups_may_be_any_iterable_of_names_and_are_the_same_in_every_process(groups):
+    assert Queue(name="orders", groups=groups) == Queue(name="orders", groups=("mail", "stock"))
+
+
+@pytest.mark.parametrize("groups", ["mail", b"mail", None, 3, ["mail", 3], [None]])
+def test_groups_that_are_no_names_are_refused(groups):
+    with pytest.raises(ConfigurationError, match=r"queue 'orders': groups are a tuple of names, like \('emails', 'stock'\), not "):
+        Queue(name="orders", groups=groups)
 
 
 def test_dead_letters_go_to_a_queue_named_after_the_carrier_unless_they_have_a_name():
@@ -38,7 +51,12 @@ def test_dead_letters_go_to_a_queue_named_after_the_carrier_unless_they_have_a_n
         ({"name": "emails", "lease": float("nan")}, "lease must be more than 0 seconds, not nan"),
         ({"name": "emails", "ordered": True, "priorities": {"high": 1}}, "priorities can't be kept together"),
         ({"name": "emails", "groups": ("a",), "priorities": {"high": 1}}, "priorities can't be kept together"),
-        ({"name": "emails", "priorities": {"high": 0}}, "weight must be at least 1"),
+        ({"name": None}, "queue name None"),
+        ({"name": "emails", "lease": dt.timedelta(seconds=30)}, r"lease must be a number of seconds, not datetime.timedelta\(seconds=30\); pass its"),
+        ({"name": "emails", "lease": "30"}, "lease must be a number of seconds, not '30'"),
+        ({"name": "emails", "priorities": {"high": 1.5}}, "weight of priority 'high' must be a whole number, not 1.5"),
+        ({"name": "emails", "priorities": ["high", "low"]}, "priorities are names with weights"),
+        ({"name": "emails", "priorities": {"high": 0}}, "weight of priority .high. must be at least 1"),
     ],
 )
 def test_a_queue_that_no_backend_could_carry_can_not_be_written(options, told):

@@ -3,16 +3,19 @@
 import asyncio
 import socket
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, func, insert, make_url, select, text
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, func, insert, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+import postroom.adapters
 from postroom.adapters.errors import AccessDenied, ConfigurationError, MissingExtra, SchemaDrift, Unavailable, UnknownScheme
-from postroom.adapters.sql.engine import engine_url, open_engine, prepare, reading
+from postroom.adapters.sql.engine import engine_url, open_engine, prepare, reading, shown
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.text import MAX_TEXT, bounded
 
@@ -30,12 +33,8 @@ def free_port() -> int:
 
 def _said(url: str, kind: type[Exception]) -> str:
     """What the first use of this URL raises: one line, without the secret."""
-    engine = open_engine(url)
-    try:
-        with pytest.raises(kind) as error:
-            transact(engine, lambda connection: connection.execute(select(1)))
-    finally:
-        engine.dispose()
+    with pytest.raises(kind) as error:
+        transact(open_engine(url), lambda connection: connection.execute(select(1)))
     assert type(error.value) is kind
     assert SECRET not in str(error.value)
     assert "\n" not in str(error.value)
@@ -126,13 +125,96 @@ def test_a_plain_url_gets_our_driver_and_a_named_one_is_kept() -> None:
 
 
 def test_options_in_the_url_win_over_ours() -> None:
+    assert _passed("postgresql://nowhere.invalid/jobs?connect_timeout=1", "connect_timeout") == "1"
+    assert _passed("mysql://nowhere.invalid/jobs?connect_timeout=1", "connect_timeout") == 1
+    assert _passed("sqlite:///jobs.db?timeout=1", "timeout") == 1.0
+
+
+def _passed(url: str, option: str) -> Any:
+    """What the driver is given for this option when it is to connect."""
+    engine = open_engine(url)
     passed: list[object] = []
-    engine = open_engine("postgresql://nowhere.invalid/jobs?connect_timeout=1")
-    event.listen(engine, "do_connect", lambda _dialect, _record, _arguments, options: passed.append(options["connect_timeout"]))
+
+    def connect(*_: object, **options: object) -> None:
+        passed.append(options[option])
+        raise engine.dialect.loaded_dbapi.OperationalError("not today")
+
+    engine.dialect.connect = connect
     with pytest.raises(Unavailable):
         transact(engine, lambda connection: connection.execute(select(1)))
-    assert passed == ["1"]
-    assert engine.url.query["connect_timeout"] == "1"
+    return passed[0]
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Where somebody listens, and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb+pymysql"])
+def test_a_port_that_speaks_another_language_is_unavailable_soon(scheme: str, silent_port: int) -> None:
+    began = time.monotonic()
+    _said(f"{scheme}://user:{SECRET}@127.0.0.1:{silent_port}/jobs?connect_timeout=2", Unavailable)
+    assert time.monotonic() - began < 30, "it waited as for an answer"
+
+
+def test_to_connect_takes_10_seconds_at_most_unless_the_url_says_otherwise() -> None:
+    for scheme in ("postgresql", "mysql"):
+        assert _passed(f"{scheme}://nowhere.invalid/jobs", "connect_timeout") == 10
+    assert _passed("mysql://nowhere.invalid/jobs", "read_timeout") == 10, "which is for the greeting"
+
+
+def test_an_answer_of_mysql_may_take_longer_than_its_greeting(mariadb_database_url: str) -> None:
+    engine = open_engine(f"{mariadb_database_url}?connect_timeout=1")
+    assert transact(engine, lambda connection: connection.execute(text("SELECT sleep(1.5)")).scalar_one()) == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("postgresql://user:{secret}@nowhere.invalid/jobs?colour=red", "colour"),
+        ("postgresql://nowhere.invalid/jobs?password={secret}&colour=red", "colour"),
+        ("postgresql://user:{secret}@127.0.0.1:{port}/jobs?connect_timeout=soon", "connect_timeout"),
+        ("postgresql://user:{secret}@127.0.0.1:{port}/jobs?sslmode=perhaps", "sslmode"),
+        ("postgresql://user:{secret}@127.0.0.1:{port}/jobs?keepalives=often", "keepalives"),
+        ("postgresql://user:{secret}@/jobs?port=front", "port"),
+        ("mysql://user:{secret}@nowhere.invalid/jobs?colour=red", "colour"),
+        ("mariadb+pymysql://user:{secret}@nowhere.invalid/jobs?colour=red", "colour"),
+        ("mysql://user:{secret}@nowhere.invalid/jobs?connect_timeout=soon", "connect_timeout"),
+        ("mysql://user:{secret}@nowhere.invalid/jobs?read_timeout=-1", "read_timeout"),
+        ("mysql://user:{secret}@nowhere.invalid/jobs?charset=runes", "charset"),
+        ("mysql://user:{secret}@nowhere.invalid/jobs?ssl_ca=/nowhere/ca.pem", "ssl_ca"),
+        ("sqlite:///jobs.db?timeout=soon", "timeout"),
+        ("sqlite:///jobs.db?colour=red", "colour"),
+        ("sqlite:///file:jobs.db?uri=true&mode=perhaps", "mode"),
+    ],
+)
+def test_a_mistake_in_an_option_of_a_url_is_one_line_that_names_it(url: str, option: str, free_port: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"option '{option}': " in _said(url.format(secret=SECRET, port=free_port), ConfigurationError)
+
+
+def test_a_password_among_the_options_is_shown_as_little_as_the_other(free_port: int) -> None:
+    assert "***" in _said(f"postgresql://127.0.0.1:{free_port}/jobs?user=u&password={SECRET}", Unavailable)
+    misread = f"postgresql://127.0.0.1:{free_port}/jobs?password=a@{SECRET}"  # by SQLAlchemy: as the host
+    assert "write the @ in an option's value as %40" in _said(misread, ConfigurationError)
+
+
+def test_the_url_of_an_engine_that_others_made_is_shown_without_any_secret_too() -> None:
+    engine = create_engine(f"postgresql+psycopg://user:{SECRET}@host/jobs?password={SECRET}&sslmode=require")
+    assert shown(engine) == shown(reading(engine)) == "postgresql+psycopg://user:***@host/jobs?password=***&sslmode=require"
+    assert SECRET not in shown(open_engine(f"postgresql://host/jobs?password={SECRET}"))
+
+
+def test_nobody_shows_a_url_in_sqlalchemys_way() -> None:
+    """It hides the password before the @, and none among the options. `shown` does; what it builds on is `redact`."""
+    sources = [path for part in ("adapters", "outbox", "consumers") for path in Path(postroom.adapters.__path__[0]).parent.glob(f"{part}/**/*.py")]
+    assert len(sources) > 50
+    assert [path.name for path in sources if "hide_password" in path.read_text()] == ["engine.py"]
 
 
 # SQLite's transactions
@@ -221,7 +303,15 @@ def test_a_file_of_ours_lets_readers_and_the_writer_work_side_by_side(sqlite_eng
 
 
 @pytest.mark.parametrize(
-    ("text", "stored"), [("a\0b", "a\N{REPLACEMENT CHARACTER}b"), ("\ud800!", "?!"), ("é" * 9000, "é" * (MAX_TEXT // 2)), ("", "")], ids=ascii
+    ("text", "stored"),
+    [
+        ("a\0b", "a\N{REPLACEMENT CHARACTER}b"),
+        ("\ud800!", "?!"),
+        ("a\n\x1b[31mb\x9b\r\u202e", "a\n\\x1b[31mb\\x9b\\r\\u202e"),
+        ("é" * 9000, "é" * (MAX_TEXT // 2)),
+        ("", ""),
+    ],
+    ids=ascii,
 )
 def test_s137_text_of_an_error_is_made_storable(text: str, stored: str) -> None:
     assert bounded(text) == stored

@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
 from postroom.adapters.seam import Message
-from postroom.consumers.cli.status import what_next
+from postroom.consumers.cli.status import show, what_next
+from postroom.consumers.dead import discarded
 from postroom.consumers.ledger.tables import ledger
 from postroom.consumers.stats import stats_of
 from postroom.consumers.status import JobStatus, status_of
@@ -132,6 +134,83 @@ def test_two_jobs_about_one_order_are_told_one_by_one(small_room: Postroom):
     assert [status.status for status in status_of(small_room.engine, "order-4711")] == ["done", "done"]
 
 
+def told_of(room: Postroom, job: str) -> JobStatus:
+    """As the command does, with a look into the dead letters."""
+    [status] = status_of(room.engine, job, find_dead=lambda _queue, of: next((letter for _, letter in room.dead() if letter.message.id == of), None))
+    return status
+
+
+def enqueue_one(room: Postroom, payload: object = None) -> str:
+    with room.engine.begin() as connection:
+        return room.outbox.enqueue(connection, "send", payload, key="order-4711")
+
+
+def test_a_job_in_conflict_is_failed_with_its_reason_whether_or_not_its_letter_can_be_asked_for(room: Postroom):
+    first = enqueue_one(room, {"amount": 1})
+    room.drain()
+    second = enqueue_one(room, {"amount": 2})
+    room.drain()
+    for status in (told_of(room, second), only(room, second)):
+        assert (status.id, status.status, status.attempts) == (second, "failed", 0)
+        assert re.match(f"conflict: key 'order-4711' belongs to job {first} with payload .*; this one has ", status.last_error)
+    assert (only(room, first).status, only(room, first).last_error) == ("done", None)
+    assert [(status.id, status.status) for status in status_of(room.engine, "order-4711")] == [(first, "done"), (second, "failed")]
+
+
+def test_a_job_with_the_payload_of_another_that_is_done_is_done_by_that(small_room: Postroom):
+    first, second = enqueue_one(small_room), enqueue_one(small_room)
+    small_room.drain()
+    owner, other = (first, second) if small_room.entry("order-4711").job_id == first else (second, first)
+    assert only(small_room, owner).last_error is None
+    assert (only(small_room, other).status, only(small_room, other).last_error) == ("done", f"another job of this key, {owner}, is done")
+
+
+def test_a_job_whose_key_was_given_up_with_another_is_failed_too(small_room: Postroom):
+    small_room.kill_jobs("order-4711")
+    first = small_room.entry("order-4711").job_id
+    second = enqueue_one(small_room)
+    small_room.drain()
+    assert (only(small_room, second).status, only(small_room, second).attempts) == ("failed", 0)
+    assert only(small_room, second).last_error == f"another job of this key, {first}, was given up: no mail server"
+    assert told_of(small_room, second).last_error == "given up after 1 attempt: no mail server"
+
+
+def test_a_job_that_waits_behind_another_of_its_key_says_so(small_room: Postroom):
+    first = enqueue_one(small_room)
+    small_room.drain()
+    change_entry(small_room, status="pending", finished_at=None)
+    second = enqueue_one(small_room)
+    relay(small_room)
+    assert (only(small_room, second).status, only(small_room, second).last_error) == ("pending", f"another job of this key, {first}, is pending")
+
+
+def test_a_discarded_job_frees_its_key_for_a_corrected_one_and_each_is_told_as_what_became_of_it(room: Postroom):
+    room.broken["order-4711"] = "no such amount"
+    wrong = enqueue_one(room, {"amount": "oops"})
+    room.drain()
+    room.broken.clear()
+    assert len(list(discarded(room.engine, room.dead(), "a typo"))) == 1
+    corrected = enqueue_one(room, {"amount": 7})
+    relay(room)
+    assert only(room, corrected).status == "pending"
+    room.drain()
+    assert room.sent == {"order-4711": 1}
+    assert (only(room, corrected).status, only(room, corrected).last_error) == ("done", None)
+    assert (only(room, wrong).status, only(room, wrong).last_error) == ("failed", "discarded: a typo; it was: no such amount")
+
+
+def test_discarding_a_job_in_conflict_leaves_the_key_to_its_owner(small_room: Postroom):
+    small_room.broken["order-4711"] = "no mail server"
+    first = enqueue_one(small_room, 1)
+    small_room.drain()
+    second = enqueue_one(small_room, 2)
+    small_room.drain()
+    conflicts = [found for found in small_room.dead() if found[1].message.id == second]
+    list(discarded(small_room.engine, conflicts, "a typo"))
+    entry = small_room.entry("order-4711")
+    assert (entry.job_id, entry.is_free, entry.last_error) == (first, False, "no mail server")
+
+
 def test_the_ledger_remembers_when_the_outbox_has_forgotten(small_room: Postroom):
     small_room.enqueue("order-4711")
     small_room.drain()
@@ -161,6 +240,15 @@ def test_the_command_answers_in_a_table_and_in_json(small_room: Postroom, tmp_pa
     assert told["finished_at"].endswith("Z")
 
 
+def test_where_a_job_is_in_several_queues_each_is_named(capsys: pytest.CaptureFixture[str], small_room: Postroom):
+    small_room.enqueue("order-4711")
+    mails = only(small_room)
+    show([mails, replace(mails, queue="orders.stock")])
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["TYPE", "QUEUE"], ["send", "emails"], ["send", "orders.stock"]]
+    show([mails, mails])
+    assert "QUEUE" not in capsys.readouterr().out
+
+
 def test_the_command_says_no_to_an_unknown_key(small_room: Postroom, tmp_path: Path):
     answer = postroom("--database", small_room.engine.url.render_as_string(), "status", "order-1", cwd=tmp_path)
     assert (answer.returncode, answer.stdout) == (1, "")
@@ -168,9 +256,10 @@ def test_the_command_says_no_to_an_unknown_key(small_room: Postroom, tmp_path: P
 
 
 def test_without_tables_it_names_the_command_that_makes_them(tmp_path: Path):
+    (tmp_path / "postroom.db").touch()
     answer = postroom("status", "order-4711", cwd=tmp_path)
     assert answer.returncode == 3
-    assert "no such table: postroom_outbox; run `postroom schema create`" in answer.stderr
+    assert answer.stderr.startswith("postroom: sqlite:///postroom.db: no such table: postroom_outbox; run `postroom schema create`")
 
 
 def test_stats_count_what_is_where(room: Postroom):
@@ -206,7 +295,10 @@ def test_the_stats_command_answers_in_a_table_and_in_json(small_room: Postroom, 
     assert lines[1].split() == ["emails", "0", "0", "0", "1", "0", "0", "0", "0"]
     assert lines[-1] == "lag: 0s"  # nothing is due in the outbox
     told = json.loads(postroom("--database", url, "stats", "--json", cwd=tmp_path).stdout)
-    assert told["queues"][0]["broker"]["pending"] == 1
+    [emails] = told["queues"]
+    assert emails["broker"] == {"pending": 1, "running": 0, "failed": 0}
+    assert emails["ledger"] == {"pending": 0, "running": 0, "done": 0, "failed": 0}
+    assert set(emails["outbox"]) == {"due", "delayed", "retrying", "parked", "lag"}
     assert told["lag"] == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ import pytest
 from sqlalchemy import update
 
 from postroom.adapters.connect import connect
-from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.errors import ConfigurationError, InvalidMessage, MissingExtra
 from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Queue
-from postroom.consumers import Backoff, Context, Fail, Retry, Stop, WorkerSettings
+from postroom.consumers import AsyncContext, Backoff, Context, Fail, Retry, Stop, WorkerSettings
 from postroom.consumers.ledger.tables import ledger
 from postroom.outbox import Outbox
 from postroom.outbox.options import RelayOptions
@@ -46,7 +47,7 @@ def test_a_job_is_done_once_with_its_payload_as_the_handler_wants_it(here: Offic
         seen.append(order)
 
     @here.jobs.handler("async", queue="q")
-    async def async_(order: Order, context: Context) -> None:
+    async def async_(order: Order, context: AsyncContext) -> None:
         await asyncio.sleep(0)
         seen.append((context.job.key, context.job.attempt, context.job.headers, context.idempotency_key))
 
@@ -99,7 +100,7 @@ def test_s132_a_job_that_fails_for_good_is_one_dead_letter_with_its_bytes_and_a_
     report = here.drain()
     [(message_id, letter)] = here.letters().items()
     assert (message_id, letter.message.body) == (job, b'{"order_id":4711}')
-    assert letter.reason == "given up after 3 attempts: ValueError: never"
+    assert (letter.reason, letter.attempts) == ("given up after 3 attempts: ValueError: never", 3)
     assert (here.entry("k").status, here.entry("k").attempts, here.entry("k").last_error) == ("failed", 3, "ValueError: never")
     assert report.failed == 1
 
@@ -175,11 +176,13 @@ def test_the_same_key_with_another_payload_is_a_conflict_that_names_both(here: O
     here.enqueue("t", "k", {"amount": 1})
     here.drain()
     before = here.entry("k")
+    assert before.job_id
     job = here.enqueue("t", "k", {"amount": 2})
     here.drain()
     reason = here.letters()[job].reason
     assert "conflict" in reason
     assert before.digest in reason
+    assert before.job_id in reason
     assert here.entry("k") == before
 
 
@@ -247,7 +250,7 @@ def test_a_job_enqueued_without_a_session_exists_if_and_only_if_the_attempt_is_d
             raise ValueError("after the enqueue")
 
     @here.jobs.handler("child", queue="q")
-    async def child(payload: Any, context: Context) -> None:
+    async def child(payload: Any, context: AsyncContext) -> None:
         children.append(context.job.key)
 
     here.enqueue("parent", "p")
@@ -255,9 +258,52 @@ def test_a_job_enqueued_without_a_session_exists_if_and_only_if_the_attempt_is_d
     assert children == ["child-2"]
 
 
+def test_a_job_whose_queue_no_handler_tells_is_refused_when_it_is_enqueued(here: Office) -> None:
+    told: list[str] = []
+
+    @here.jobs.handler("parent", queue="q")
+    def parent(payload: Any, context: Context) -> None:
+        with pytest.raises(InvalidMessage) as refused:
+            context.enqueue("unheard-of", {})
+        told.append(str(refused.value))
+        context.enqueue("unheard-of", {}, queue="elsewhere")
+
+    here.enqueue("parent", "p")
+    here.drain()
+    assert told == ["type: 'unheard-of' has no handler here that would tell its queue; name one: enqueue(..., queue=...)"]
+    assert here.entry("p").status == "done"
+
+
+@pytest.mark.parametrize("module", ["aiosqlite", "greenlet"])
+def test_without_the_async_extra_a_handler_that_asks_for_a_session_ends_the_worker_and_is_not_charged(
+    here: Office, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    runs: list[str] = []
+
+    @here.jobs.handler("t", queue="q")
+    async def handle(payload: Any, context: AsyncContext) -> None:
+        runs.append(context.job.key)
+        await context.session.execute(effect("never"))
+
+    @here.jobs.handler("without", queue="q")
+    async def without(payload: Any, context: AsyncContext) -> None:
+        runs.append(context.job.key)
+
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    here.enqueue("without", "fine")
+    here.drain()
+    here.enqueue("t", "k")
+    with pytest.raises(MissingExtra) as missing:
+        here.drain()
+    assert str(missing.value) == f"an async handler's session needs {module}: pip install 'postroom[async]'"
+    assert (here.entry("k").status, here.entry("k").attempts) == ("pending", 0)
+    assert here.entry("fine").status == "done"
+    assert {"fine", "k"} == set(runs)
+
+
 def test_an_async_handlers_session_commits_with_done_or_not_at_all(here: Office) -> None:
     @here.jobs.handler("t", queue="q", backoff=SOON)
-    async def handle(payload: Any, context: Context) -> None:
+    async def handle(payload: Any, context: AsyncContext) -> None:
         await context.session.execute(effect(f"attempt {context.job.attempt}"))
         if context.job.attempt == 1:
             raise ValueError("after the effect")
@@ -333,7 +379,7 @@ def test_an_async_handler_is_cancelled_at_its_deadline(here: Office) -> None:
     cancelled: list[int] = []
 
     @here.jobs.handler("t", queue="q", timeout=0.2, max_attempts=2, backoff=SOON)
-    async def handle(payload: Any, context: Context) -> None:
+    async def handle(payload: Any, context: AsyncContext) -> None:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:

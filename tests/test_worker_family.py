@@ -5,15 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.consumers import Jobs, Supervisor
-from postroom.consumers.worker.config import REFUSED
-from postroom.consumers.worker.family import Family
+from postroom.consumers.worker.config import REFUSED, UNREACHABLE
+from postroom.consumers.worker.family import START_TRIES, Family
 from postroom.consumers.worker.foreground import Signalled
 
 GRACE = 30.0
@@ -22,9 +21,9 @@ GRACE = 30.0
 class Child:
     """A child that dies when the test says so."""
 
-    def __init__(self, ended: Callable[[Any], object], *, polled_at: float = 1.0) -> None:
+    def __init__(self, ended: Callable[[Any], object], *, ready: bool = True) -> None:
         self.ended = ended
-        self.marks = SimpleNamespace(polled_at=polled_at)
+        self.ready = ready
         self.signals: list[int] = []
         self.exit_code: int | None = None
         self.buried = threading.Event()
@@ -57,6 +56,13 @@ class Nursery:
         self.now += seconds
         self.family.tend(0)  # hears of what has happened
         self.family.tend(0)  # does what is due
+
+    def die_in_a_row(self, times: int, exit_code: int) -> None:
+        """In the first place."""
+        for _ in range(times):
+            self.family.children[0].die(exit_code)
+            self.after(0)
+            self.after(60)
 
 
 def test_each_place_has_a_child_and_one_that_lived_long_is_replaced_at_once() -> None:
@@ -116,12 +122,53 @@ def test_a_signal_is_passed_to_whoever_tends() -> None:
     assert nursery.family.tend(0) == Signalled(signal.SIGINT)
 
 
-@pytest.mark.parametrize(("polled_at", "refused"), [(0.0, True), (1.0, False)])
-def test_only_a_child_that_never_worked_can_say_that_its_configuration_is_wrong(polled_at: float, refused: bool) -> None:  # noqa: FBT001
-    nursery = Nursery(1, polled_at=polled_at)
+@pytest.mark.parametrize("ready", [False, True])
+def test_only_a_child_that_never_worked_can_say_that_its_configuration_is_wrong(ready: bool) -> None:  # noqa: FBT001
+    nursery = Nursery(1, ready=ready)
     nursery.born[0].die(REFUSED)
     nursery.after(0)
-    assert nursery.family.refused is refused
+    assert isinstance(nursery.family.fault, ConfigurationError) is not ready
+
+
+def test_children_that_never_get_ready_are_given_up_and_that_is_no_success() -> None:
+    nursery = Nursery(2, ready=False)
+    nursery.die_in_a_row(START_TRIES - 1, 1)
+    assert nursery.family.fault is None
+    nursery.die_in_a_row(1, 1)
+    assert isinstance(nursery.family.fault, Unavailable)
+    assert "5 in a row ended before they were ready" in str(nursery.family.fault)
+    assert not nursery.family.worked
+
+
+def test_children_that_never_get_ready_beside_one_that_works_are_tried_again_and_again() -> None:
+    nursery = Nursery(2, ready=False)
+    nursery.born[1].ready = True
+    nursery.die_in_a_row(3 * START_TRIES, 1)
+    assert nursery.family.fault is None
+    assert nursery.family.worked
+
+
+@pytest.mark.parametrize(("worked", "given_up"), [(False, True), (True, False)])
+def test_a_server_that_is_away_is_waited_for_by_those_who_have_reached_it_before(worked: bool, given_up: bool) -> None:  # noqa: FBT001
+    nursery = Nursery(1, ready=worked)
+    nursery.die_in_a_row(1, UNREACHABLE)
+    nursery.how["ready"] = nursery.born[-1].ready = False
+    nursery.die_in_a_row(2 * START_TRIES, UNREACHABLE)
+    assert (nursery.family.fault is not None) is given_up
+
+
+@pytest.mark.parametrize(
+    ("ready", "exit_code", "level"),
+    [(False, -signal.SIGTERM, "INFO"), (True, 0, "INFO"), (True, -signal.SIGTERM, "WARNING"), (False, -signal.SIGKILL, "WARNING")],
+)
+def test_a_child_that_ends_as_it_was_told_is_no_warning(ready: bool, exit_code: int, level: str, caplog: pytest.LogCaptureFixture) -> None:  # noqa: FBT001
+    nursery = Nursery(1, ready=ready)
+    nursery.family.end()
+    with caplog.at_level("INFO", "postroom.supervisor"):
+        nursery.born[0].die(exit_code)
+        nursery.after(0)
+    assert [record.levelname for record in caplog.records] == [level]
+    assert nursery.family.fault is None
 
 
 def test_a_broker_that_other_processes_can_not_see_is_refused() -> None:

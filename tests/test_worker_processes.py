@@ -71,7 +71,26 @@ def test_s109_s110_a_job_that_kills_its_process_ends_failed_after_its_attempts_a
     assert here.rows("SELECT max(attempt) FROM effects") <= [(3,)]
     assert (report["failed"], here.depth()) == (1, ONE_DEAD)
     [letter] = here.adapter.dead_letters("work").list()
-    assert letter.reason == "given up after 3 attempts: worker lost"
+    assert (letter.reason, letter.attempts) == ("given up after 3 attempts: worker lost", 3)
+
+
+def test_killed_between_the_handlers_return_and_its_finish_the_job_is_done_though_it_was_its_last_attempt(here: Place) -> None:
+    here.enqueue("die-before-the-finish", "k")
+    assert drained(here, lease=3600.0)["failed"] == 0
+    assert here.rows("SELECT attempt FROM effects") == [(1,)]
+    entry = here.entry("k")
+    assert (entry.status, entry.attempts, entry.last_error) == ("done", 0, None)
+    assert here.depth() == ALL_QUIET
+
+
+def test_when_a_worker_is_killed_the_next_relay_has_its_lanes_at_once(here: Place) -> None:
+    here.enqueue("fine", "before")
+    with supervisor(here, relay={"lease": 3600.0}) as process:
+        eventually(lambda: here.effects("before"))
+        [child] = children_of(process.pid)
+        os.kill(child, signal.SIGKILL)
+        here.enqueue("fine", "after")
+        eventually(lambda: here.effects("after"))
 
 
 def test_s093_a_copy_takes_over_when_the_worker_of_the_first_is_killed(here: Place) -> None:

@@ -147,7 +147,7 @@ class Processes:
     """The same with processes, which may also die."""
 
     def test_two_processes_never_hold_the_same_job(self, stage: Stage) -> None:
-        stage.needs("shared")
+        stage.needs("shared", "competing")
         queue = stage.queue()
         published = stage.fill(queue, 2)
         with self._puppet(stage, queue, "one") as one, self._puppet(stage, queue, "two") as two:

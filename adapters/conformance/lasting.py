@@ -75,7 +75,7 @@ class Lasting:
 
     def test_queues_stay_declared_over_a_restart(self, stage: Stage) -> None:
         stage.needs("durable")
-        queue = stage.queue(ordered=True)
+        queue = stage.queue(ordered=stage.capabilities.ordered)
         stage.restart()
         stage.adapter.ensure([queue], passive=True)
         stage.fill(queue, 1)

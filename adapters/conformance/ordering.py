@@ -129,6 +129,7 @@ class Priority:
     """Weighted queues: the urgent go first, the others are never starved."""
 
     def test_a_heavier_queue_is_served_more_and_a_lighter_one_is_not_starved(self, stage: Stage) -> None:
+        stage.needs("rolling")
         queue = stage.queue(priorities={"high": 4, "low": 1})
         stage.fill(f"{queue.name}.low", 30)
         stage.fill(f"{queue.name}.high", 30)
@@ -177,7 +178,7 @@ class FanOut:
         assert not stage.adapter.dead_letters(f"{topic.name}.stock").list()
 
     def test_consumers_of_one_group_share_its_messages(self, stage: Stage) -> None:
-        stage.needs("fan_out")
+        stage.needs("fan_out", "competing")
         topic = stage.queue("orders", groups=("mail",))
         published = stage.fill(topic, 10)
         first, second = (stage.consumer(f"{topic.name}.mail", group="mail", prefetch=5) for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from postroom.adapters import machine
@@ -60,7 +61,12 @@ class MemoryConsumer:
 
     def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """running -> failed."""
-        self._settle([delivery], lambda entry, now: self._store.move(entry, machine.dead_letter(entry.job, entry.token, reason, now)))
+
+        def give_up(entry: Entry, now: float) -> None:
+            job = replace(entry.job, attempts=delivery.attempts)
+            self._store.move(entry, machine.dead_letter(job, entry.token, reason, now))
+
+        self._settle([delivery], give_up)
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:
         """running -> running."""

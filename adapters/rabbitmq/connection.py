@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pika import SelectConnection
-from pika.exceptions import AMQPError, ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import AMQPError, IncompatibleProtocolError, ProbableAccessDeniedError, ProbableAuthenticationError
 
 from postroom.adapters.errors import AccessDenied, PostroomError, Unavailable
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Listener"]
 
 _log = logging.getLogger("postroom.rabbitmq")
+
+_CLOSED = re.compile(r"\((\d+)\) ['\"](.*)['\"]", re.DOTALL)
 
 GOODBYE = 2.0
 """How long (seconds) to wait for the broker's answer to a goodbye: one that has an alarm reads none."""
@@ -47,13 +51,13 @@ class Connection:
     def __init__(self, options: Options, role: str) -> None:
         self._options = options
         self._role = role
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._woken = False
         self._listeners: list[Listener] = []
         self._gate = threading.Lock()  # who listens, and that it is lost: never one without the other
         self._decided = threading.Event()
         self._impl: SelectConnection | None = None
-        self._is_open = False
+        self._is_open = self._tried = False
         self._why: PostroomError = Unavailable(f"can't reach RabbitMQ at {options.where}: no answer")
         self._lost: PostroomError | None = None
         self._thread = threading.Thread(target=self._run, name=f"postroom-rabbitmq-{role}", daemon=True)
@@ -62,7 +66,7 @@ class Connection:
         """Connect to the first host that answers. Blocks up to `Options.connect_timeout`. Raises Unavailable, or AccessDenied."""
         self._thread.start()
         if not self._decided.wait(self._options.connect_timeout + SPARE):
-            self.post(partial(self._terminate, self._why))
+            self.abort(self._why)
             raise self._why
         if not self._is_open:
             raise self._lost or self._why
@@ -95,12 +99,15 @@ class Connection:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
-    def post(self, work: Callable[[], None]) -> None:
+    def post(self, work: Callable[[], object]) -> None:
         """Have `work` done on the connection's thread, behind what was posted before. Any thread; never blocks.
 
-        Once the connection is lost it is dropped: its listener has been told.
+        Raises what the connection was lost for, if it is. What is posted is done in any case: should it be lost meanwhile, behind `Listener.lost`.
         """
-        self._inbox.append(work)
+        with self._gate:
+            if self._lost:
+                raise self._lost
+            self._inbox.append(work)
         impl = self._impl
         if impl is not None and not self._woken:  # one wake-up for all that is posted until it is answered
             self._woken = True
@@ -124,11 +131,13 @@ class Connection:
 
     def abort(self, why: PostroomError) -> None:
         """End it without a goodbye: it is believed dead. Any thread; does not wait."""
-        self.post(partial(self._terminate, why))
+        with suppress(PostroomError):  # lost already
+            self.post(partial(self._terminate, why))
 
     def close(self) -> None:
         """Say goodbye, for up to GOODBYE seconds, then hang up. May be called twice."""
-        self.post(self._say_goodbye)
+        with suppress(PostroomError):
+            self.post(self._say_goodbye)
         self._thread.join(GOODBYE)
         if self._thread.is_alive():
             self.abort(Unavailable("closed here, and the broker did not answer"))
@@ -147,7 +156,7 @@ class Connection:
                 self._serve(parameters)
                 if self._is_open:
                     break
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - pika's own, or of a callback: whatever it is, who waits must be told
             _log.exception("the thread of a connection to RabbitMQ broke down")
             self._why = Unavailable(f"the thread of a connection to RabbitMQ broke down: {type(error).__name__}: {error}")
         finally:
@@ -157,8 +166,8 @@ class Connection:
         impl = SelectConnection(
             parameters,
             on_open_callback=self._opened,
-            on_open_error_callback=partial(self._closed, doing=f"can't reach RabbitMQ at {parameters.host}:{parameters.port}"),
-            on_close_callback=partial(self._closed, doing="lost the connection to RabbitMQ"),
+            on_open_error_callback=partial(self._failed, parameters),
+            on_close_callback=self._closed,
         )
         self._impl, self._woken = impl, False
         self.post(lambda: None)  # what was posted before there was anything to wake
@@ -171,8 +180,15 @@ class Connection:
         self._is_open = True
         self._decided.set()
 
-    def _closed(self, impl: SelectConnection, error: BaseException | str, *, doing: str) -> None:
-        self._why = _translated(error, doing)
+    def _failed(self, parameters: pika.ConnectionParameters, impl: SelectConnection, error: BaseException) -> None:
+        """The next host will be tried, if there is one."""
+        before = f"{self._why}; nor at " if self._tried else "can't reach RabbitMQ at "
+        self._tried = True
+        self._why = _error(error, f"{before}{parameters.host}:{parameters.port}")
+        impl.ioloop.stop()
+
+    def _closed(self, impl: SelectConnection, error: BaseException) -> None:
+        self._why = _error(error, "lost the connection to RabbitMQ")
         impl.ioloop.stop()
 
     def _work(self) -> None:
@@ -189,7 +205,8 @@ class Connection:
             self._pika.close()
 
     def _terminate(self, why: PostroomError) -> None:
-        self._pika._terminate_stream(_Aborted(str(why)))  # noqa: SLF001 - pika has no way to give up on a peer that does not answer
+        if not self._pika.is_closed:
+            self._pika._terminate_stream(_Aborted(str(why)))  # noqa: SLF001 - pika has no way to give up on a peer that does not answer
 
     def _end(self) -> None:
         with self._gate:
@@ -198,25 +215,26 @@ class Connection:
         self._decided.set()
         for listener in listeners:
             listener.lost(self._why)
+        self._work()
 
 
 class _Aborted(AMQPError):
     """We hung up."""
 
 
-def _translated(error: BaseException | str, doing: str) -> PostroomError:
-    denied = isinstance(error, (ProbableAuthenticationError, ProbableAccessDeniedError)) or (
-        isinstance(error, ConnectionClosedByBroker) and error.reply_code == ACCESS_REFUSED
-    )
-    kind: type[PostroomError] = AccessDenied if denied else Unavailable
-    return kind(f"{doing}: {_said(error)}")
+def _error(error: BaseException, doing: str) -> PostroomError:
+    denied = isinstance(error, (ProbableAuthenticationError, ProbableAccessDeniedError)) or getattr(error, "reply_code", 0) == ACCESS_REFUSED
+    return (AccessDenied if denied else Unavailable)(f"{doing}: {_said(error)}")
 
 
-def _said(error: Any) -> str:  # noqa: ANN401 - pika hands over whatever it caught
-    """What went wrong, out of pika's wrappings."""
-    while inner := getattr(error, "exceptions", None) or getattr(error, "exception", None) or (getattr(error, "args", None) or [None])[0]:
-        last = inner[-1] if isinstance(inner, (list, tuple)) else inner
-        if not isinstance(last, BaseException):
-            break
-        error = last
-    return str(error) or type(error).__name__
+def _said(error: BaseException) -> str:
+    """What went wrong, out of pika's wrappings: errors in errors, and errors as text."""
+    if isinstance(error, IncompatibleProtocolError):
+        return "it hung up at once: no RabbitMQ is there, or only behind TLS (amqps:)"
+    inner = getattr(error, "exceptions", ())[-1:] or (getattr(error, "exception", None), *error.args)
+    for cause in inner:
+        if isinstance(cause, BaseException):
+            return _said(cause)
+    text = error.args[0] if len(error.args) == 1 else str(error)
+    closed = _CLOSED.search(str(text))
+    return f"{closed[2]} ({closed[1]})" if closed else str(text) or type(error).__name__

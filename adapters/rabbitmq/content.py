@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Header
 
-__all__ = ["BROKER_OWNED", "ORDERING_KEY", "OURS", "encode", "encoded", "message_of", "republished"]
+__all__ = ["BROKER_OWNED", "OURS", "earlier_attempts", "encode", "encoded", "message_of", "ordering_key", "republished"]
 
 OURS = "postroom-rabbitmq-"
 """Headers of the adapter's own start so: nobody above sees them."""
@@ -43,7 +43,7 @@ _UNENCODABLE = (AMQPError, struct.error, AssertionError, ValueError, TypeError, 
 
 
 def encode(message: Message) -> bytes:
-    """Return the properties of a message to be published. Raises InvalidMessage for what AMQP can't carry; the reason starts with the culprit's path."""
+    """Return the properties of a message to be published. Raises InvalidMessage for what AMQP can't carry, with its path."""
     headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in BROKER_OWNED}
     if message.ordering_key is not None:
         headers[ORDERING_KEY] = message.ordering_key
@@ -61,25 +61,37 @@ def encoded(properties: BasicProperties) -> bytes:
 def message_of(properties: BasicProperties, body: bytes, *, routing_key: str, carrier: str) -> Message:
     """Read a message that came from `carrier`: headers of types that no other broker has are left out here, and kept in the properties."""
     headers: Mapping[Any, Any] = properties.headers or {}
-    key = headers.get(ORDERING_KEY)
     return Message(
         id=_text(properties.message_id),
         queue=published_to(routing_key, carrier),
         body=body,
         headers={name: value for name, value in _portable(headers.items()) if _is_users(name)},
-        ordering_key=key if isinstance(key, str) else None,
+        ordering_key=ordering_key(properties),
     )
 
 
-def republished(properties: BasicProperties, headers: Mapping[str, Header], *, user: str) -> BasicProperties:
+def ordering_key(properties: BasicProperties) -> str | None:
+    """Whom a delivery must not overtake."""
+    key = (properties.headers or {}).get(ORDERING_KEY)
+    return key if isinstance(key, str) else None
+
+
+def earlier_attempts(properties: BasicProperties, *, redelivered: bool) -> int:
+    """How often the broker says that it has delivered a message before, as well as it knows. Every version counts otherwise, releases included."""
+    headers = properties.headers or {}
+    counted = headers.get("x-acquired-count", headers.get("x-delivery-count", redelivered))
+    return int(counted) if isinstance(counted, int) else 0
+
+
+def republished(properties: BasicProperties, headers: Mapping[str, Header], *, user: str, without: frozenset[str] = frozenset()) -> BasicProperties:
     """The properties of a copy, `headers` laid over its own. It lives for ever: of an expiration only a header is left.
 
     Another user's name is left out: RabbitMQ takes none but the connection's own.
     """
-    kept = {name: value for name, value in (properties.headers or {}).items() if name not in BROKER_OWNED}
-    result = copy.copy(properties)
+    kept = {name: value for name, value in (properties.headers or {}).items() if name not in BROKER_OWNED and name not in without}
     if properties.expiration is not None:
         kept[EXPIRATION] = properties.expiration
+    result = copy.copy(properties)
     result.headers = {**kept, **headers}
     result.expiration, result.delivery_mode = None, PERSISTENT
     result.user_id = properties.user_id if properties.user_id == user else None
@@ -108,7 +120,8 @@ def _culprit(properties: BasicProperties) -> str:
         return f"id: {properties.message_id!r:.80} is not valid text of 255 bytes at most"
     for name, value in (properties.headers or {}).items():
         if not _travels(BasicProperties(headers={name: value})):
-            return f"headers[{name!r:.80}]: {value!r:.80} can't travel; text, 64-bit integers, booleans, bytes and None can, under names of at most 255 bytes"
+            can = "text, 64-bit integers, booleans, bytes and None can, under names of at most 255 bytes"
+            return f"headers[{name!r:.80}]: {value!r:.80} can't travel; {can}"
     return ""
 
 

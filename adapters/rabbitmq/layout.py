@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from postroom.adapters.seam import Message, Queue
+    from postroom.adapters.seam import Queue
 
-__all__ = ["LANES", "Binding", "Carrier", "Exchange", "Layout", "QueueType", "carriers_of", "lane_key", "layout", "published_to"]
+__all__ = ["LANES", "Binding", "Carrier", "Exchange", "Layout", "QueueType", "carriers_of", "lane_key", "layout", "partition_for", "published_to"]
 
 LANES = 32
 """Into how many lanes the keys of an ordered queue are hashed, for ever; the most partitions that it can have."""
@@ -85,10 +85,14 @@ class Layout:
     bindings: tuple[Binding, ...]
 
 
-def lane_key(message: Message, queue: str) -> str:
-    """The routing key of a message to an ordered queue."""
-    key = message.id if message.ordering_key is None else message.ordering_key
-    return f"{queue}#{zlib.crc32(key.encode(errors='surrogatepass')) % LANES}"
+def lane_key(queue: str, ordering_key: str | None, message_id: str) -> str:
+    """The routing key of a message to an ordered queue. One without an ordering key may go to any lane."""
+    return f"{queue}#{_lane(ordering_key, message_id)}"
+
+
+def partition_for(carrier: Carrier, ordering_key: str | None, message_id: str) -> str:
+    """The name of the queue where such a message of a carrier is."""
+    return carrier.queues[_lane(ordering_key, message_id) % len(carrier.queues)]
 
 
 def published_to(routing_key: str, carrier: str) -> str:
@@ -116,6 +120,11 @@ def layout(queue: Queue, exchange: str, partitions: int, queue_type: QueueType) 
         queues=queues,
         bindings=tuple(_bindings(queue, carriers, exchange, topic.name)),
     )
+
+
+def _lane(ordering_key: str | None, message_id: str) -> int:
+    key = message_id if ordering_key is None else ordering_key
+    return zlib.crc32(key.encode(errors="surrogatepass")) % LANES
 
 
 def _bindings(queue: Queue, carriers: tuple[Carrier, ...], exchange: str, topic: str) -> Iterator[Binding]:

@@ -16,7 +16,7 @@ import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import pika
 
@@ -36,14 +36,14 @@ PORT, TLS_PORT = 5672, 5671
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise ValueError("more than 0 seconds")
+        raise ValueError(f"more than 0 seconds, not {text!r}")
     return value
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not least <= int(text) <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
+        if not (text.isdecimal() and least <= int(text) <= most):
+            raise ValueError(f"a whole number from {least} to {most}, not {text!r}")
         return int(text)
 
     return read
@@ -52,25 +52,32 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
 def _table(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise TypeError("a JSON object")
+        raise TypeError(f"a JSON object, not {text!r}")
     return value
 
 
-def _name(text: str) -> str:
+def _text(text: str) -> str:
     if not text:
-        raise ValueError("a name")
+        raise ValueError("it is empty")
     return text
+
+
+def _queue_type(text: str) -> QueueType:
+    try:
+        return QueueType(text)
+    except ValueError:
+        raise ValueError(f"quorum or classic, not {text!r}") from None
 
 
 _OURS: Mapping[str, Callable[[str], Any]] = {
     "confirm_timeout": _seconds,
-    "connection_name": _name,
-    "exchange": _name,
+    "connection_name": _text,
+    "exchange": _text,
     "partitions": _whole(1, LANES),
     "patience": _seconds,
-    "queue_type": QueueType,
+    "queue_type": _queue_type,
 }
-_TLS: Mapping[str, Callable[[str], Any]] = dict.fromkeys(("cafile", "certfile", "keyfile", "keyfile_password", "server_hostname"), _name)
+_TLS: Mapping[str, Callable[[str], Any]] = dict.fromkeys(("cafile", "certfile", "keyfile", "keyfile_password", "server_hostname"), _text)
 _PIKA: Mapping[str, Callable[[str], Any]] = {
     "blocked_connection_timeout": _seconds,
     "channel_max": _whole(1, 65535),
@@ -78,7 +85,7 @@ _PIKA: Mapping[str, Callable[[str], Any]] = {
     "connection_attempts": _whole(1, 1000),
     "frame_max": _whole(4096, 131072),
     "heartbeat": _whole(0, 65535),
-    "locale": _name,
+    "locale": _text,
     "retry_delay": _seconds,
     "socket_timeout": _seconds,
     "stack_timeout": _seconds,
@@ -109,7 +116,7 @@ class Options:
     confirm_timeout: float = 30.0
     patience: float = 15.0
     connection_name: str = ""
-    pika: Mapping[str, Any] = field(default_factory=lambda: _DEFAULTS)
+    settings: Mapping[str, Any] = field(default_factory=lambda: _DEFAULTS)
 
     @property
     def where(self) -> str:
@@ -119,13 +126,15 @@ class Options:
     @property
     def connect_timeout(self) -> float:
         """The longest (seconds) that it takes to find out that no host answers."""
-        once: float = self.pika["stack_timeout"] + self.pika.get("retry_delay", 2.0)
-        return len(self.hosts) * self.pika.get("connection_attempts", 1) * once
+        attempts: int = self.settings.get("connection_attempts", 1)
+        pause: float = self.settings.get("retry_delay", 2.0)
+        each: float = self.settings["stack_timeout"]
+        return len(self.hosts) * (attempts * each + (attempts - 1) * pause)
 
     def parameters(self, role: str) -> list[pika.ConnectionParameters]:
-        """For each host what pika needs to know; `role` goes into the connection's name."""
+        """For each host what pika is to be told; `role` goes into the connection's name."""
         name = f"{self.connection_name or f'postroom@{socket.gethostname()}:{os.getpid()}'} {role}"
-        settings = {**self.pika, "client_properties": {"connection_name": name, "product": "Postroom", **self.pika.get("client_properties", {})}}
+        properties = {"connection_name": name, "product": "Postroom", **self.settings.get("client_properties", {})}
         return [
             pika.ConnectionParameters(
                 host=host,
@@ -133,7 +142,7 @@ class Options:
                 virtual_host=self.virtual_host,
                 credentials=pika.PlainCredentials(self.user, self.password),
                 ssl_options=pika.SSLOptions(self.tls, self.server_hostname or host) if self.tls else None,
-                **settings,
+                **{**self.settings, "client_properties": properties},
             )
             for host, port in self.hosts
         ]
@@ -141,62 +150,72 @@ class Options:
 
 def parse(url: str) -> Options:
     """Read a URL. Raises ConfigurationError, which names what is amiss and never shows the password."""
-    shown = redact(url)
     try:
-        parts = urlsplit(url)
-        userinfo, _, hosts = parts.netloc.rpartition("@")
-        user, colon, password = userinfo.partition(":")
-        credentials = {"user": unquote(user)} if userinfo else {}
-        credentials |= {"password": unquote(password)} if colon else {}
-        settings = _settings(parts.query)
+        parts = _split(url)
         secure = parts.scheme == "amqps"
+        userinfo, _, hosts = parts.netloc.rpartition("@")
+        given = _given(parts.query)
+        settings: dict[str, Any] = {name: value for name, value in given.items() if name in _OURS}
         return Options(
             hosts=tuple(_host(host, TLS_PORT if secure else PORT) for host in hosts.split(",")),
             virtual_host=_virtual_host(parts.path),
-            **credentials,
-            **_tls(settings, secure=secure),
-            **{name: value for name, value in settings.items() if name in _OURS},
-            pika={**_DEFAULTS, **{name: value for name, value in settings.items() if name in _PIKA}},
+            settings={**_DEFAULTS, **{name: value for name, value in given.items() if name in _PIKA}},
+            **(settings | _credentials(userinfo) | _tls(given, secure=secure)),
         )
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{shown!r}: {error}") from None
+        raise ConfigurationError(f"{redact(url)!r}: {error}") from None
 
 
-def _settings(query: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
+def _split(url: str) -> SplitResult:
+    """Errors quote nothing of a URL whose password may have ended up in the wrong part of it."""
+    parts = urlsplit(url)
+    if "@" in parts.path or parts.fragment or ("@" in parts.query and "@" not in parts.netloc):
+        raise ValueError("write / as %2F, ? as %3F, # as %23 and @ as %40 in user, password and vhost")
+    return parts
+
+
+def _credentials(userinfo: str) -> dict[str, str]:
+    user, colon, password = userinfo.partition(":")
+    return ({"user": unquote(user)} if user else {}) | ({"password": unquote(password)} if colon else {})
+
+
+def _given(query: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in _KNOWN:
             raise ValueError(f"there is no option {name!r}; there are {', '.join(sorted(_KNOWN))}")
-        if name in settings:
+        if name in given:
             raise ValueError(f"option {name!r} is given twice")
         try:
-            settings[name] = _KNOWN[name](text)
+            given[name] = _KNOWN[name](text)
         except (ValueError, TypeError) as error:
             raise ValueError(f"option {name!r}: {error}") from None
-    return settings
+    return given
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:
     parsed = urlsplit(f"//{text}")  # it knows about [::1]:5672
-    if not parsed.hostname:
-        raise ValueError("it names no host; write amqp://user:password@host:5672/vhost")
-    return parsed.hostname, parsed.port or default_port
+    try:
+        host, port = parsed.hostname, parsed.port
+    except ValueError:
+        host = port = None
+    if not host:
+        raise ValueError("it names no host, or no port; write amqp://user:password@host:5672/vhost")
+    return host, port or default_port
 
 
 def _virtual_host(path: str) -> str:
     name = path.removeprefix("/")
     if "/" in name:
-        raise ValueError(f"vhost {name!r}: write / as %2F in it")
+        raise ValueError("write / as %2F in a vhost")
     return unquote(name) or "/"
 
 
-def _tls(settings: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
-    given = {name: value for name, value in settings.items() if name in _TLS}
-    if not secure:
-        if given:
-            raise ValueError(f"option {sorted(given)[0]!r} needs amqps:")
-        return {}
-    return {"tls": _context(given), "server_hostname": given.get("server_hostname")}
+def _tls(given: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
+    told = {name: value for name, value in given.items() if name in _TLS}
+    if told and not secure:
+        raise ValueError(f"option {min(told)!r} needs amqps:")
+    return {"tls": _context(told), "server_hostname": told.get("server_hostname")} if secure else {}
 
 
 def _context(given: Mapping[str, str]) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ LOCKED = 405
 PRECONDITION_FAILED = 406
 
 _INEQUIVALENT = re.compile(r"inequivalent arg '([^']+)' for \w+ '.*' in vhost '.*': received (.+) but current is (.+)", re.DOTALL)
-_VALUE = re.compile(r"(?:the value )?'(.*)'(?: of type '\w+')?", re.DOTALL)
+_VALUE = re.compile(r"(?:the value )?'(.*?)'(?: of type '\w+')?", re.DOTALL)
 _TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 
 

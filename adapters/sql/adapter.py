@@ -12,6 +12,7 @@ from postroom.adapters.errors import Closed, ConfigurationError
 from postroom.adapters.seam import Capabilities
 from postroom.adapters.weights import Turns
 
+from . import schema
 from .consumer import SqlConsumer
 from .dialects import dialect_of
 from .engine import open_engine, prepare, reading, renew_after_fork
@@ -19,6 +20,7 @@ from .letters import SqlDeadLetters
 from .publishing import publish
 from .statements import ABANDON, OLD
 from .tables import FAILED, MAX_QUEUE, PENDING, RUNNING, jobs
+from .tables import queues as known_queues
 from .topology import carrier_names, declare, required
 from .transaction import transact
 from .types import Key
@@ -61,7 +63,8 @@ class SqlAdapter:
         self._closed = False
 
     def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
-        """Declare; see `Adapter.ensure`."""
+        """Declare; see `Adapter.ensure`. Raises SchemaDrift when the tables are not as they should be."""
+        schema.require(self._open(), (known_queues, jobs))
         work = partial(declare, wanted=queues, passive=passive)
         try:
             transact(self._open(), work)

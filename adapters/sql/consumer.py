@@ -105,7 +105,7 @@ class SqlConsumer:
 
     def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """running -> failed."""
-        self._settle(self._dialect.statements.dead_letter, [delivery], reason=bounded(reason))
+        self._settle(self._dialect.statements.dead_letter, [delivery], reason=bounded(reason), attempts=delivery.attempts + 1)
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:
         """running -> running."""

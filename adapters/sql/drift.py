@@ -25,10 +25,9 @@ _SAME = {"BOOL": "TINYINT"}
 def differences(connection: Connection, tables: Sequence[Table]) -> list[str]:
     """One line for each table, column, key or index that is missing or other than it should be."""
     inspector, dialect = inspect(connection), connection.dialect
-    there = set(inspector.get_table_names())
     lines = []
     for table in tables:
-        if table.name in there:
+        if inspector.has_table(table.name):  # in whichever schema a statement would find it
             lines += [*_of_columns(inspector, table, dialect), *_of_keys(inspector, table), *_of_indexes(inspector, table, dialect)]
         else:
             lines.append(f"table {table.name} is missing: {_CREATE}")

@@ -8,19 +8,19 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import create_engine, event, make_url
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from postroom.adapters.errors import ConfigurationError, MissingExtra, UnknownScheme
 from postroom.adapters.urls import redact, scheme_of
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from .connecting import BUSY_TIMEOUT, engine_for
 
+if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine, Pool
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["DRIVERS", "engine_url", "is_prepared", "open_engine", "prepare", "reading", "renew_after_fork"]
+__all__ = ["DRIVERS", "engine_url", "is_prepared", "open_engine", "prepare", "reading", "renew_after_fork", "shown"]
 
 AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
@@ -32,16 +32,6 @@ DRIVERS = {
     "mariadb": ("mysql", "pymysql", "pymysql", "mysql"),
 }
 """For each scheme: SQLAlchemy's dialect, its driver, the module to import, the extra that brings it."""
-
-BUSY_TIMEOUT = 30.0
-"""How long (seconds) SQLite waits for another process's write before it gives up."""
-
-# No call waits for ever for a server that has gone without a word: 10 s to connect, about a minute for an answer on a dead line.
-_PATIENCE: Mapping[str, Mapping[str, Any]] = {
-    "pysqlite": {"timeout": BUSY_TIMEOUT},
-    "psycopg": {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000},
-    "pymysql": {"connect_timeout": 10, "read_timeout": 90, "write_timeout": 60},
-}
 
 _LEGACY_TRANSACTION_CONTROL = -1  # sqlite3's name for it exists from Python 3.12 on
 
@@ -59,8 +49,10 @@ def engine_url(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise ConfigurationError(f"{redact(url)!r} is no database URL; write it like {scheme}://user:password@host/database") from None
+    if "?" in (parsed.password or "") and redact(str(parsed.password)) != parsed.password:  # it took what stands before that @ for the user's
+        raise ConfigurationError(f"{redact(url)!r}: write the @ in an option's value as %40")
     if "+" in parsed.drivername:
-        return _known_driver(parsed, extra)
+        return _known_driver(parsed, extra, redact(url))
     _require(module, extra, url)
     return _on_disk(parsed.set(drivername=f"{dialect}+{driver}"))
 
@@ -68,21 +60,29 @@ def engine_url(url: str) -> URL:
 def open_engine(url: str, *, pool_size: int = 5) -> Engine:
     """Return an engine for `url`, not yet connected, with at most `pool_size` idle connections and twice as many busy ones.
 
-    A forked child opens connections of its own. Raises like `engine_url`.
+    A forked child opens connections of its own. A server gets 10 s to answer, unless the URL says otherwise (`?connect_timeout=`), for each of
+    its host's addresses. Raises like `engine_url`, and ConfigurationError for an option that the driver doesn't know, if it can tell yet.
     """
     target = engine_url(url)
-    driver = target.get_driver_name()
-    patience = {name: value for name, value in _PATIENCE.get(driver, {}).items() if name not in target.query}
-    options: dict[str, Any] = {"connect_args": patience, "pool_size": pool_size, "max_overflow": pool_size}
     if target.get_backend_name() == "sqlite":
-        engine = create_engine(target, **options)
+        engine = engine_for(target, url, pool_size=pool_size, max_overflow=pool_size)
         event.listen(engine, "connect", _wal)
     else:
-        engine = create_engine(target, isolation_level="READ COMMITTED", pool_pre_ping=True, **options)
+        engine = engine_for(target, url, pool_size=pool_size, max_overflow=pool_size, isolation_level="READ COMMITTED", pool_pre_ping=True)
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _no_jit)
     renew_after_fork(engine)
+    engine.update_execution_options(postroom_url=redact(url))
     return prepare(engine)
+
+
+def shown(engine: Engine) -> str:
+    """The URL of an engine as its user wrote it, without a secret; of one that we have not opened, as SQLAlchemy writes it.
+
+    The one way to show an engine's URL: SQLAlchemy's own leaves secrets among the options.
+    """
+    written: str = engine.get_execution_options().get("postroom_url", "")
+    return written or redact(engine.url.render_as_string(hide_password=True))
 
 
 def prepare(engine: AnyEngine) -> AnyEngine:
@@ -131,8 +131,7 @@ def _require(module: str, extra: str, url: str) -> None:
         raise MissingExtra(f"{redact(url)!r} needs the {module} library: pip install 'postroom[{extra}]'") from None
 
 
-def _known_driver(url: URL, extra: str) -> URL:
-    shown = url.render_as_string(hide_password=True)
+def _known_driver(url: URL, extra: str, shown: str) -> URL:
     try:
         dialect = url.get_dialect()
         dialect.import_dbapi()

@@ -43,8 +43,8 @@ def _pending(available_at: ColumnElement[float]) -> _Assignments:
     return [*_FREE, (jobs.c.status, PENDING), (jobs.c.available_at, available_at)]
 
 
-def _failed(reason: ColumnElement[str]) -> _Assignments:
-    return [*_FREE, (jobs.c.status, FAILED), (jobs.c.finished_at, now()), (jobs.c.last_error, reason), _CHARGE]
+def _failed(reason: ColumnElement[str], attempts: ColumnElement[int]) -> _Assignments:
+    return [*_FREE, (jobs.c.status, FAILED), (jobs.c.finished_at, now()), (jobs.c.last_error, reason), (jobs.c.attempts, attempts)]
 
 
 def _charged(reason: ColumnElement[str], available_at: ColumnElement[float]) -> _Assignments:
@@ -101,7 +101,7 @@ def _statements(these: ColumnElement[bool]) -> Statements:
         fail=settle.ordered_values(*_charged(_reason, now() + _delay)),
         release=settle.ordered_values(*_pending(jobs.c.available_at)),
         defer=settle.ordered_values(*_pending(now() + _delay)),
-        dead_letter=settle.ordered_values(*_failed(_reason)),
+        dead_letter=settle.ordered_values(*_failed(_reason, bindparam("attempts", type_=Integer))),
         extend=settle.values(lease_until=now() + _lease),
         take=TAKE.where(these, UNHELD),
         remove=delete(jobs).where(these, jobs.c.status.in_((DONE, FAILED))),

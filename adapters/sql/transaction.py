@@ -13,12 +13,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from postroom.adapters.errors import AccessDenied, SchemaDrift, Unavailable
 from postroom.adapters.urls import redact
 
+from .engine import shown
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
 
-__all__ = ["transact", "translated"]
+__all__ = ["transact", "translated", "translation"]
 
 Result = TypeVar("Result")
 
@@ -64,10 +66,15 @@ def translated(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeout) as error:
-        translation = _translate(error, engine)
-        if translation is error:
+        told = _translate(error, engine)
+        if told is error:
             raise
-        raise translation from error
+        raise told from error
+
+
+def translation(error: BaseException, engine: Engine) -> BaseException:
+    """Return what `translated` makes of an error: itself, unless a driver or the pool has raised it."""
+    return _translate(error, engine) if isinstance(error, DBAPIError | PoolTimeout) else error
 
 
 def _code(error: DBAPIError) -> int | str | None:
@@ -83,7 +90,7 @@ def _is_deadlock(error: DBAPIError) -> bool:
 
 
 def _translate(error: DBAPIError | PoolTimeout, engine: Engine) -> Exception:
-    where = engine.url.render_as_string(hide_password=True)
+    where = shown(engine)
     if isinstance(error, PoolTimeout):
         return Unavailable(f"{where}: every connection of the pool is busy")
     said = _in_one_line(error)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from postroom.adapters.errors import PostroomError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,7 +72,7 @@ class Wakeup:
             pooled.detach()
             self._line.autocommit = True
             self._line.execute(f"LISTEN {self._channel}")
-        except (SQLAlchemyError, OSError, self._driver_error()):
+        except (PostroomError, SQLAlchemyError, OSError, self._driver_error()):
             self._hang_up()
         return self._line is not None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .exits import exit_code
+from .exits import MEANINGS, exit_code
 from .options import Settings
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ Start here:
   postroom status order-4711                      where is it?
 
 \b
-Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 database or broker unreachable, 130 or 143 stopped by a signal.
-""",
+Exit codes:
+"""
+    + "\n".join(f"  {code:<9} {meaning}" for code, meaning in MEANINGS.items()),
 )
 @click.option(
     "--database", metavar="URL", envvar="POSTROOM_DATABASE", help="Where outbox and ledger are.  [env: POSTROOM_DATABASE; sqlite:///postroom.db]"

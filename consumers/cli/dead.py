@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from postroom.consumers.dead import Selection, discarded, grouped, letters, places
+from postroom.consumers.dead import Selection, carriers_of, discarded, grouped, letters, places
 from postroom.consumers.ledger import Ledger
 from postroom.consumers.loading import load_jobs
 from postroom.consumers.replay import Fate, Replay, Unproven, mark
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from postroom.consumers.dead import Letter, Place
 
 __all__ = ["command"]
+
+NONE = "no dead letters"
+CONFLICT = (
+    "in conflict means: the key is that of another job, with another payload. Discard this one, and enqueue it under a key of its own; or, "
+    "if the other is the wrong one and was given up, discard that, which frees the key, and replay this"
+)
 
 Row = TypeVar("Row")
 Json: TypeAlias = "dict[str, Any]"
@@ -111,17 +117,30 @@ def _open(settings: Settings, choice: Choice) -> Iterator[Chosen]:
     with ExitStack() as opened:
         engine = opened.enter_context(database(settings))
         adapter = opened.enter_context(broker(settings))
-        carriers = choice.queues or (load_jobs(choice.application).carriers() if choice.application else adapter.carriers())
-        found = places(engine, adapter, tuple(carriers), parked_for=choice.queues)
-        yield Chosen(
-            engine=engine,
-            adapter=adapter,
-            places=[place for place in found if choice.source in {None, place.source}],
-            selection=selection,
-        )
+        yield Chosen(engine=engine, adapter=adapter, places=_places(engine, adapter, choice), selection=selection)
 
 
-@command.command("list")
+def _places(engine: Engine, adapter: Adapter, choice: Choice) -> Sequence[Place]:
+    """Where to look. The outbox knows a topic by its own name, and the broker by those of its groups' queues."""
+    declared = load_jobs(choice.application) if choice.application else None
+    known = list(declared.carriers() if declared else adapter.carriers())
+    queues = declared.queues.values() if declared else ()
+    named = [carrier for name in choice.queues for carrier in carriers_of(name, known, queues)]
+    wanted = list(dict.fromkeys(named if choice.queues else known))
+    found = places(engine, adapter, [] if choice.source == "outbox" else wanted, parked_for=dict.fromkeys([*choice.queues, *named]))
+    return [place for place in found if choice.source in {None, place.source}]
+
+
+@command.command(
+    "list",
+    epilog="""\b
+Examples:
+  postroom dead list
+  postroom dead list --queue mails --json             a queue by its declared name, one of its parts, or its dead-letter queue
+  postroom dead list --source outbox                  what the broker refused
+  postroom dead list --by-error                       what goes wrong, and how often
+""",
+)
 @_choosing
 @click.option("--by-error", is_flag=True, help="Count them by their error, numbers and ids in it aside.")
 @as_json
@@ -135,7 +154,15 @@ def list_(settings: Settings, choice: Choice, *, by_error: bool, json: bool) -> 
             _print(found, partial(letter_json, whole=False), LETTER_COLUMNS, letter_row, json=json)
 
 
-@command.command()
+@command.command(
+    epilog="""\b
+Examples:
+  postroom dead show order-4711
+  postroom dead show --type send-receipt --limit 1 --json
+
+Exit code 1 when what is named is not there.
+"""
+)
 @_choosing
 @as_json
 def show(settings: Settings, choice: Choice, *, json: bool) -> int | None:
@@ -183,7 +210,16 @@ def replay(settings: Settings, choice: Choice, *, everything: bool, canary: bool
     return _told(fates, json=json)
 
 
-@command.command()
+@command.command(
+    epilog="""\b
+Examples:
+  postroom dead discard order-4711 --reason "a test order"
+  postroom dead discard --error "no such customer" --reason "they have left" --json > discarded.jsonl
+
+Exit code 1 when what is named is not there; --all of nothing is no failure. The key of a job that is discarded is free again: the next job
+under it runs, whatever its payload.
+"""
+)
 @_choosing
 @click.option("--all", "everything", is_flag=True, help="All dead letters of all queues.")
 @click.option("--reason", required=True, metavar="TEXT", help="Why; `postroom status` shows it from then on.")
@@ -207,13 +243,15 @@ def _print(rows: Iterable[Row], as_object: Callable[[Row], Json], columns: Seque
     if json:
         for row in rows:
             echo_json(as_object(row))
+    elif there := list(map(cells, rows)):
+        table(columns, there)
     else:
-        table(columns, map(cells, rows))
+        click.echo(f"postroom: {NONE}", err=True)
 
 
 def _nothing(choice: Choice) -> int | None:
     """Nothing was found: that is a no only to who named something."""
-    click.echo("postroom: there is no such dead letter (any more)", err=True)
+    click.echo(f"postroom: {'there is no such dead letter (any more)' if choice.names else NONE}", err=True)
     return NO if choice.names else None
 
 
@@ -223,7 +261,7 @@ def _told(fates: Counter[Fate], *, json: bool) -> int | None:
     else:
         click.echo(", ".join(f"{fate.value} {fates[fate]}" for fate in Fate if fates[fate] or fate is Fate.REPLAYED))
     if fates[Fate.CONFLICT]:
-        click.echo("postroom: in conflict means: the key belongs to a job with another payload; use another key, or discard it", err=True)
+        click.echo(f"postroom: {CONFLICT}", err=True)
         return NO
     return None
 

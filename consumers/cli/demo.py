@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -45,7 +47,7 @@ def command(context: click.Context, database_url: str | None, broker_url: str | 
     """The story of order 4711: a worker is killed after the work and before the ack, and the customer gets one email."""
     where = _settings(context, database_url, broker_url)
     click.echo(f"Database: {redact(where.database_url)}\nBroker:   {redact(where.broker_url)}\n")
-    with database(where) as engine, broker(where) as adapter:
+    with database(where, new=True) as engine, broker(where, new=True) as adapter:
         if not adapter.capabilities.shared:
             raise ConfigurationError(f"{where.broker_url}: the story needs a broker that two processes can see")
         narrator = _Narrator()
@@ -85,14 +87,15 @@ class _Narrator:
 
 
 def _next(where: Settings, order: int) -> str:
-    me, url = _me(), where.database_url
-    lines = [f"export POSTROOM_DATABASE={redact(url)}", f"export POSTROOM_BROKER={redact(where.broker_url)}"]
+    """Variables of the shell's own, not exported: who tries something else in it later means another database."""
+    named = {"DEMO": where.database_url, **({"DEMO_BROKER": where.broker} if where.broker or "POSTROOM_BROKER" in os.environ else {})}
+    me = f'{_me()} --database "$DEMO"' + (' --broker "$DEMO_BROKER"' if "DEMO_BROKER" in named else "")
     return "\n".join(
         [
             "",
             "Try next:",
             "",
-            *(f"  {line}{'    # with your password' if '***' in line else ''}" for line in lines),
+            *(f"  {_assigned(name, url or where.broker_url)}" for name, url in named.items()),
             f"  {me} status order-{order}",
             f"  {me} enqueue send-receipt --queue emails --key order-{order + 1} --payload '{{\"order_id\": {order + 1}}}'",
             f'  {me} enqueue send-receipt --queue emails --key order-{order + 2} --payload \'{{"order_id": "oops"}}\'',
@@ -103,6 +106,11 @@ def _next(where: Settings, order: int) -> str:
             f"  {me} stats",
         ]
     )
+
+
+def _assigned(name: str, url: str) -> str:
+    shown = redact(url)
+    return f"{name}={shlex.quote(shown)}" + ("    # with your password" if "***" in shown else "")
 
 
 def _me() -> str:

@@ -21,8 +21,6 @@ from .output import echo_json
 
 __all__ = ["command"]
 
-DEFAULT_QUEUE = "default"
-
 
 @click.command(
     epilog="""\b
@@ -36,8 +34,8 @@ A service enqueues in its own transaction, with `Outbox.enqueue`; this command i
 )
 @click.argument("job_type", metavar="TYPE")
 @click.option("--key", metavar="KEY", help="What the job is about: one job of its type is done for each key.  [default: the job's id]")
-@click.option("--payload", default="null", metavar="JSON", help="The payload; - reads it from standard input.")
-@click.option("--queue", metavar="QUEUE", help=f"Where it goes.  [default: the queue of its handler in --app, else {DEFAULT_QUEUE!r}]")
+@click.option("--payload", default="{}", show_default=True, metavar="JSON", help="The payload; - reads it from standard input.")
+@click.option("--queue", metavar="QUEUE", help="Where it goes.  [default: the queue of its handler in --app]")
 @click.option("--delay", type=duration, default="0s", metavar="DURATION", help="Not before so long from now: 10s, 5m, 2h.")
 @click.option("--priority", metavar="PRIORITY", help="Which of the priorities that the queue is declared with.")
 @click.option("--app", "application", metavar="MODULE:JOBS", help="Take the queue's declaration from here: needed where it is ordered or a topic.")
@@ -54,7 +52,9 @@ def command(settings: Settings, job_type: str, **options: Any) -> None:  # noqa:
 
 def _queue(application: str | None, job_type: str, name: str | None, priority: str | None) -> Queue:
     if application is None:
-        return Queue(name=name or DEFAULT_QUEUE, priorities={priority: 1} if priority else {})
+        if name is None:
+            raise click.UsageError("where does it go? Name its queue with --queue, or with --app the application that has a handler for it")
+        return Queue(name=name, priorities={priority: 1} if priority else {})
     jobs = load_jobs(application)
     found = jobs.queue_of(job_type) if name is None else jobs.queues.get(name)
     if found is None:

@@ -6,7 +6,7 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from .output import clock, moment
+from .output import clock, moment, visible
 
 if TYPE_CHECKING:
     from postroom.consumers.dead import Group, Letter
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["GROUP_COLUMNS", "LETTER_COLUMNS", "group_json", "group_row", "letter_json", "letter_row", "letter_text"]
 
 LETTER_COLUMNS = ("SINCE", "WHERE", "TYPE", "KEY", "ATTEMPTS", "ERROR", "ID")
+LINES = "\n\t"
 GROUP_COLUMNS = ("COUNT", "ERROR", "TYPES", "FIRST", "LAST", "FOR EXAMPLE")
 
 
@@ -47,9 +48,17 @@ def letter_json(letter: Letter, *, whole: bool = True) -> dict[str, Any]:
 def letter_text(letter: Letter) -> str:
     """All of a letter, a line for each fact; the payload as JSON where it is JSON, else as Python's bytes."""
     facts = letter_json(letter)
-    payload = json.dumps(facts["payload"], indent=2, ensure_ascii=False) if "payload" in facts else repr(letter.message.body)
-    lines = [f"{name:<12} {value}" for name, value in facts.items() if name not in {"payload", "payload_base64", "headers", "error"}]
-    return "\n".join([*lines, f"{'headers':<12} {json.dumps(facts['headers'])}", f"{'error':<12} {letter.error}", f"{'payload':<12} {payload}", ""])
+    payload = visible(json.dumps(facts["payload"], indent=2, ensure_ascii=False), keep=LINES) if "payload" in facts else repr(letter.message.body)
+    lines = [f"{name:<12} {visible(str(value))}" for name, value in facts.items() if name not in {"payload", "payload_base64", "headers", "error"}]
+    return "\n".join(
+        [
+            *lines,
+            f"{'headers':<12} {json.dumps(facts['headers'])}",
+            f"{'error':<12} {visible(letter.error, keep=LINES)}",
+            f"{'payload':<12} {payload}",
+            "",
+        ]
+    )
 
 
 def group_row(group: Group) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-__all__ = ["COLOURS", "ago", "clock", "countdown", "echo_json", "moment", "progress", "table"]
+__all__ = ["COLOURS", "ago", "clock", "countdown", "echo_json", "moment", "progress", "table", "visible"]
 
 COLOURS = {"done": "green", "sent": "green", "failed": "red", "parked": "red", "running": "yellow", "abandoned": "yellow", "pending": "cyan"}
 _WHOLE = {"FOR EXAMPLE", "ID", "JOB", "KEY", "QUEUE", "SINCE", "STATUS", "TYPE"}
@@ -30,18 +30,22 @@ def echo_json(value: Mapping[str, Any]) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under their columns; None is an empty cell."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    """Print rows under their columns; None is an empty cell. What would move the cursor is shown as it is written in Python."""
+    cells = [["" if cell is None else visible(str(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, cells)
     else:
         _plain_table(columns, cells)
 
 
+def visible(text: str, *, keep: str = "") -> str:
+    """Return `text` with each character that can't be seen, or does something to a terminal, escaped; those in `keep` stay."""
+    return "".join(char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text)
+
+
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    flat = [[" ".join(cell.split()) for cell in row] for row in rows]
-    widths = [max(len(row[index]) for row in [columns, *flat]) for index in range(len(columns))]
-    for row in [columns, *flat]:
+    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
+    for row in [columns, *rows]:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 

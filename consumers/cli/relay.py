@@ -14,11 +14,14 @@ from postroom.outbox.stats import stats
 
 from .connect import broker, database
 from .exits import NO
+from .held import held, reasons
 from .options import Settings, as_json, connections
 from .output import countdown, echo_json
 from .signals import until_signalled
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sqlalchemy import Engine
 
 __all__ = ["command"]
@@ -33,7 +36,8 @@ Examples:
 
 A worker has a relay of its own for its database; this command is for a service whose workers are elsewhere.
 An absent broker or database is waited for, and costs no job an attempt. SIGTERM or Ctrl-C stops it in good order; nothing is ever lost by
-stopping it otherwise. With --drain, exit code 1 says that the broker refused some; see `postroom dead list --source outbox`.
+stopping it otherwise. With --drain or --once, exit code 1 says that the broker refused some (parked; see `postroom dead list --source outbox`), or
+would not take some yet (held, tried again later), and why.
 """
 )
 @click.option("--once", "extent", flag_value="once", help="Send one batch of what is due, and end.")
@@ -61,12 +65,21 @@ def _finite(engine: Engine, relay: Relay, extent: str, *, json: bool) -> int:
         result = relay.run_once() if extent == "once" else relay.drain()
     if result.outage:
         raise Unavailable(f"the broker gives no answer: {result.outage}")
-    counts = {"sent": result.sent, "parked": result.parked, "held": result.held}
+    waiting = held(engine)
+    counts = {"sent": result.sent, "parked": result.parked, "held": sum(waiting.values())}
     if json:
-        echo_json(counts)
+        echo_json({**counts, "reasons": dict(waiting)})
     else:
-        click.echo(", ".join(f"{name} {count}" for name, count in counts.items() if count or name == "sent"))
-    return NO if result.parked else 0
+        _say(counts, waiting)
+    return NO if result.parked or waiting else 0
+
+
+def _say(counts: Mapping[str, int], waiting: Mapping[str, int]) -> None:
+    click.echo(f"sent {counts['sent']}")
+    if counts["parked"]:
+        click.echo(f"parked {counts['parked']}: see `postroom dead list --source outbox`")
+    if waiting:
+        click.echo(reasons(waiting))
 
 
 def _due(engine: Engine) -> int:

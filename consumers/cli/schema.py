@@ -11,13 +11,13 @@ from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import DRIVERS
 from postroom.adapters.urls import redact, scheme_of
 
-from .connect import database
+from .connect import database, missing_file
 from .exits import NO
 from .options import Settings, as_json, connections
 from .output import echo_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sqlalchemy import Engine
 
@@ -36,27 +36,44 @@ def command() -> None:
     """Postroom's tables: create them, check them, print them."""
 
 
-@command.command()
+@command.command(
+    epilog="""\b
+Examples:
+  postroom schema create                                                  in ./postroom.db
+  postroom schema create --database postgresql://user:password@host/shop
+"""
+)
 @as_json
 @connections
-def create(settings: Settings, *, json: bool) -> None:
-    """Make the tables and indexes that are missing. What is there is never changed; to run it twice does no harm."""
+def create(settings: Settings, *, json: bool) -> int | None:
+    """Make the tables and indexes that are missing. What is there is never changed; to run it twice does no harm.
+
+    Where it is other than it should be: exit code 1, and a line for each difference with what mends it.
+    """
+    code = None
     for engine, where in _engines(settings):
-        made = schema.create(engine)
+        made, drift = schema.create(engine), schema.check(engine)
+        code = NO if drift else code
         if json:
-            echo_json({"database": where, "created": made})
+            echo_json({"database": where, "created": made, "differences": drift})
         else:
-            click.echo(f"{where}: made {', '.join(made)}" if made else f"{where}: all is there")
+            click.echo("\n".join(_told(where, made, drift)))
+    return code
 
 
-@command.command()
+@command.command(
+    epilog="""\b
+Example:
+  postroom schema check --json
+"""
+)
 @as_json
 @connections
 def check(settings: Settings, *, json: bool) -> int | None:
     """Compare with what is there: exit code 1, and a line for each difference with what mends it."""
     code = None
     for engine, where in _engines(settings):
-        drift = schema.check(engine)
+        drift = [said] if (said := missing_file(where)) else schema.check(engine)
         code = NO if drift else code
         if json:
             echo_json({"database": where, "differences": drift})
@@ -65,7 +82,12 @@ def check(settings: Settings, *, json: bool) -> int | None:
     return code
 
 
-@command.command()
+@command.command(
+    epilog="""\b
+Example:
+  postroom schema dump --dialect mariadb | mysql shop
+"""
+)
 @click.option("--dialect", type=click.Choice(["sqlite", "postgresql", "mysql", "mariadb"]), help="For which database.  [default: that of --database]")
 @connections
 def dump(settings: Settings, dialect: str | None) -> None:
@@ -73,9 +95,17 @@ def dump(settings: Settings, dialect: str | None) -> None:
     click.echo(schema.dump(dialect or scheme_of(settings.database_url)), nl=False)
 
 
+def _told(where: str, made: Sequence[str], drift: Sequence[str]) -> Iterator[str]:
+    if made or not drift:
+        yield f"{where}: made {', '.join(made)}" if made else f"{where}: all is there"
+    if drift:
+        yield f"{where}: what follows is there, but not as it should be, and is not altered:"
+        yield from drift
+
+
 def _engines(settings: Settings) -> Iterator[tuple[Engine, str]]:
     """The database, and the broker where that is another SQL database; each with how it may be shown."""
     brokers = [settings.broker_url] if scheme_of(settings.broker_url) in DRIVERS else []
     for url in dict.fromkeys([settings.database_url, *brokers]):
-        with database(Settings(database=url)) as engine:
+        with database(Settings(database=url), new=True) as engine:
             yield engine, redact(url)

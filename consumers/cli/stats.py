@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _COLUMNS = ("QUEUE", "DUE", "DELAYED", "PARKED", "WAITING", "RUNNING", "DEAD", "DONE", "FAILED")
+_ON_THE_BROKER = ("pending", "running", "failed")
+_IN_THE_LEDGER = ("pending", "running", "done", "failed")
 
 
 @click.command(
@@ -35,6 +37,14 @@ The columns:
   FAILED     keys whose work was given up
 
 The lag is how long the oldest row that is due has waited for a relay.
+
+With --json, of each queue: `outbox` (due, delayed, retrying: of the due ones those that the broker would not take yet, parked, lag in seconds),
+`broker` (pending, running, failed: the dead letters) and `ledger` (pending, running, done, failed), every count always there.
+
+\b
+Examples:
+  postroom stats
+  postroom stats --json | jq '.queues[] | {queue, dead: .broker.failed}'
 """
 )
 @click.option("--app", "application", metavar="MODULE:JOBS", help="Ask about this application's queues: for a broker that can't list its own.")
@@ -53,7 +63,7 @@ def command(settings: Settings, application: str | None, *, json: bool) -> None:
 
 
 def _row(queue: QueueStats) -> list[object]:
-    broker = [queue.broker.get(status, 0) for status in ("pending", "running", "failed")]
+    broker = [queue.broker.get(status, 0) for status in _ON_THE_BROKER]
     return [
         queue.queue,
         queue.outbox.due,
@@ -67,4 +77,13 @@ def _row(queue: QueueStats) -> list[object]:
 
 def _for_json(stats: Stats) -> dict[str, Any]:
     oldest = moment(stats.now - stats.lag) if stats.lag else None
-    return {"queues": [asdict(queue) for queue in stats.queues], "oldest_due": oldest, "lag": round(stats.lag, 3)}
+    return {"queues": [_queue_for_json(queue) for queue in stats.queues], "oldest_due": oldest, "lag": round(stats.lag, 3)}
+
+
+def _queue_for_json(queue: QueueStats) -> dict[str, Any]:
+    return {
+        "queue": queue.queue,
+        "outbox": asdict(queue.outbox),
+        "broker": {status: queue.broker.get(status, 0) for status in _ON_THE_BROKER},
+        "ledger": {status: queue.ledger.get(status, 0) for status in _IN_THE_LEDGER},
+    }

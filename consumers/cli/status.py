@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from postroom.adapters.errors import ConfigurationError, Unavailable
-from postroom.consumers.dead import QueuePlace, behind
+from postroom.consumers.dead import DISCARDED, QueuePlace, behind
 from postroom.consumers.status import status_of
 
 from .connect import broker, database
@@ -19,10 +19,12 @@ from .options import Settings, as_json, connections
 from .output import ago, clock, echo_json, moment, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from postroom.consumers.dead import Letter
     from postroom.consumers.status import JobStatus
 
-__all__ = ["command", "what_next"]
+__all__ = ["command", "show", "what_next"]
 
 _INSTANTS = {"enqueued_at", "sent_at", "next_at", "finished_at", "now"}
 _SEARCHED = 1000
@@ -60,7 +62,7 @@ def command(settings: Settings, key_or_id: str, *, json: bool) -> int | None:
         for status in found:
             echo_json(_for_json(status))
     else:
-        table(["TYPE", "STATUS", "FAILED ATTEMPTS", "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"], map(_for_person, found))
+        show(found)
     return None
 
 
@@ -77,25 +79,47 @@ def _for_json(status: JobStatus) -> dict[str, Any]:
     return {name: moment(value) if name in _INSTANTS else value for name, value in asdict(status).items()}
 
 
-def _for_person(status: JobStatus) -> list[object]:
+def show(found: Sequence[JobStatus]) -> None:
+    """Print a row for each. The queue is told where it tells one from another: a topic's job is in one for each group."""
+    several = len({status.queue for status in found}) > 1
+    columns = ["TYPE", *(["QUEUE"] if several else []), "STATUS", "FAILED ATTEMPTS", "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"]
+    table(columns, ([status.type, *([status.queue] if several else []), *_cells(status)] for status in found))
+
+
+def _cells(status: JobStatus) -> list[object]:
     of = "" if status.max_attempts is None else f" of {status.max_attempts}"
-    return [status.type, status.status, f"{status.attempts}{of}", status.replays or None, what_next(status), status.last_error, status.id]
+    return [status.status, f"{status.attempts}{of}", status.replays or None, what_next(status), status.last_error, status.id]
 
 
 def what_next(status: JobStatus) -> str:
     """What the job waits for, in words."""
     until = (status.next_at or status.now) - status.now
     match status.status, status.place:
-        case "done", _:
-            return f"nothing; done since {clock(status.finished_at)}"
-        case "failed" | "parked", _:
-            return f"postroom dead show {status.id}"
+        case "done" | "failed" | "parked", _:
+            return _at_its_end(status)
         case "abandoned", _:
             return f"{status.worker} has vanished, its lease ended {ago(-until)} ago; the next worker takes over"
         case "running", _:
             return f"{status.worker} runs it, under a lease for {ago(until)} more"
         case _, "outbox":
-            waited = ago(status.now - status.enqueued_at)
-            return f"in the outbox; to the broker in {ago(until)}" if until > 0 else f"in the outbox for {waited}; waits for a relay"
+            return _in_the_outbox(status, until)
         case _:
             return f"next attempt in {ago(until)}" if until > 0 else "on the broker; waits for a worker"
+
+
+def _at_its_end(status: JobStatus) -> str:
+    if status.status == "done":
+        return f"nothing; done since {clock(status.finished_at)}"
+    gone = status.status == "failed" and (status.last_error or "").startswith(DISCARDED)
+    return "nothing; it was discarded" if gone else f"postroom dead show {status.id}"
+
+
+def _in_the_outbox(status: JobStatus, until: float) -> str:
+    if status.held:
+        reason = status.held.partition(";")[0]
+        return f"next try in {ago(until)}; {reason}"
+    return (
+        f"in the outbox; to the broker in {ago(until)}"
+        if until > 0
+        else f"in the outbox for {ago(status.now - status.enqueued_at)}; waits for a relay"
+    )

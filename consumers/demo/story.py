@@ -84,7 +84,7 @@ class Story:
         self._show(order)
 
     def _crash(self, order: int) -> None:
-        command = [sys.executable, "-m", "postroom.consumers.demo.doomed"]
+        command = [sys.executable, "-P", "-m", "postroom.consumers.demo.doomed"]
         with subprocess.Popen(command, env=self._environment(), stdout=subprocess.PIPE, text=True) as worker:  # noqa: S603 - our own module
             line = worker.stdout.readline() if worker.stdout else ""
             worker.kill()
@@ -98,7 +98,7 @@ class Story:
 
     def _recover(self, order: int) -> None:
         began = time.monotonic()
-        command = [sys.executable, "-m", "postroom.consumers.cli", "work", APPLICATION, "--drain", "--processes", "1"]
+        command = [sys.executable, "-P", "-m", "postroom.consumers.cli", "work", APPLICATION, "--drain", "--processes", "1"]
         worker = subprocess.run(command, env=self._environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)  # noqa: S603 - our own
         if worker.returncode:
             raise PostroomError(f"the second worker ended with exit code {worker.returncode}:\n{worker.stderr}")

@@ -108,10 +108,11 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """The same key with another payload: dead-letter. `ours` is the digest of this delivery, `theirs` that of the key's owner, untouched."""
+    """The same key with another payload: dead-letter. `ours` is the digest of this delivery, `theirs` that of the key's `owner`, a job's id."""
 
     ours: str
     theirs: str
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +148,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """It was begun and has not been run (shutdown, cancelled): handed back, uncharged."""
+    """It was begun and has not been run (shutdown, cancelled): handed back, uncharged, and not to be delivered for `delay` seconds."""
 
     started: Started
+    delay: float = 0.0
 
 
 Finish = Done | Failed | Released
@@ -180,7 +182,13 @@ Result = Finished | Dead | Lost
 class Abandoned:
     """What became of a dead process's attempts, as counts."""
 
+    done: int = 0
     released: int = 0
     suspected: int = 0
     charged: int = 0
     failed: int = 0
+
+    def __str__(self) -> str:
+        """Tell it in words; empty when there was nothing."""
+        words = {"done": self.done, "given back": self.released, "suspected": self.suspected, "charged": self.charged, "given up": self.failed}
+        return ", ".join(f"{count} {word}" for word, count in words.items() if count)

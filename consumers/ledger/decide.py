@@ -4,7 +4,9 @@ What `begin` answers to a claim on a key that has a row (first line that fits):
 
 | the row                      | the claim                                      | answer            | the row then                |
 |------------------------------|------------------------------------------------|-------------------|-----------------------------|
-| any                          | another payload                                | Conflict          | unchanged                   |
+| failed, then discarded       | another job, or newer replay                   | start             | as new, then running        |
+| failed, then discarded       | same job                                       | Exhausted         | unchanged                   |
+| any other                    | another payload                                | Conflict          | unchanged                   |
 | done                         | any                                            | AlreadyDone       | unchanged                   |
 | any other                    | same job, older replay or copy                 | RetryScheduled    | unchanged                   |
 | failed                       | newer replay                                   | start             | clean budget, then running  |
@@ -45,7 +47,7 @@ from .answers import (
     Started,
     Waiting,
 )
-from .entry import WORKER_LOST, charged, done, failed, released, replayed, started, suspected
+from .entry import WORKER_LOST, charged, done, failed, released, replayed, started, suspected, taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +59,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Mark", "Verdict", "abandon", "begin", "may_begin_unseen", "settle", "tally"]
 
-Mark: TypeAlias = Literal["running", "ended"]
-"""What a process noted about an attempt in memory that outlives it: its handler has begun, and has ended."""
+Mark: TypeAlias = Literal["running", "returned", "ended"]
+"""What a process noted about an attempt in memory that outlives it: its handler has begun; it has returned, and nothing is to be stored for it
+but `done`; it has ended in any other way."""
 
 LEAST_WAIT = 0.1
 MOST_WAIT = 60.0
@@ -75,8 +78,10 @@ class Verdict:
 
 def begin(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
     """Decide on a claim whose key has a row; see the table above."""
+    if entry.is_free:
+        return _begin_free(entry, claim, holder, now)
     if entry.digest != claim.digest:
-        return Verdict(Conflict(ours=claim.digest, theirs=entry.digest))
+        return Verdict(Conflict(ours=claim.digest, theirs=entry.digest, owner=entry.job_id))
     if entry.status == "done":
         return Verdict(AlreadyDone())
     if _is_stale(entry, claim.envelope):
@@ -93,6 +98,12 @@ def may_begin_unseen(claim: Claim) -> bool:
 
 def _is_stale(entry: Entry, envelope: Envelope) -> bool:
     return entry.job_id == envelope.id and (envelope.replays, envelope.copy) < (entry.replays, entry.copy)
+
+
+def _begin_free(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
+    if entry.job_id == claim.envelope.id and claim.envelope.replays <= entry.replays:  # a twin of the message that was discarded
+        return Verdict(_exhausted(entry))
+    return _start(taken_over(entry, claim.digest), claim, holder, now)
 
 
 def _begin_failed(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
@@ -186,10 +197,12 @@ def abandon(entry: Entry, mark: Mark | None, now: float, *, running: int) -> Ent
     """Decide on a running row of a process that is dead. `running` is how many handlers it was running when it died.
 
     Begun and not run: given back uncharged. The only one that ran did it: charged. One of several: suspected, unless a further try could be
-    one too many. Run to its end, with its finish lost: uncharged, unless it was its last attempt.
+    one too many. Returned, with only `done` lost: done. Ended in another way, with its finish lost: uncharged, unless it was its last attempt.
     """
     if mark is None:
         return released(entry)
+    if mark == "returned":
+        return done(entry, now)
     if entry.is_last or (mark == "running" and running == 1):
         return charged(entry, WORKER_LOST, now)
     return suspected(entry) if mark == "running" else released(entry)
@@ -199,8 +212,10 @@ def tally(changes: Sequence[tuple[Entry, Entry]]) -> Abandoned:
     """Count what `abandon` decided, from each row before and after."""
     charges = sum(after.attempts > before.attempts for before, after in changes)
     suspicions = sum(after.suspicions > before.suspicions for before, after in changes)
+    ended = sum(after.status == "done" for _, after in changes)
     return Abandoned(
-        released=len(changes) - charges - suspicions,
+        done=ended,
+        released=len(changes) - ended - charges - suspicions,
         suspected=suspicions,
         charged=charges,
         failed=sum(after.status == "failed" for _, after in changes),

@@ -10,11 +10,28 @@ from postroom.adapters.machine import LEASE_EXPIRED
 if TYPE_CHECKING:
     from .answers import Claim
 
-__all__ = ["CRASHES", "WORKER_LOST", "Entry", "Holder", "Status", "charged", "done", "failed", "released", "replayed", "started", "suspected"]
+__all__ = [
+    "CRASHES",
+    "FREE",
+    "WORKER_LOST",
+    "Entry",
+    "Holder",
+    "Status",
+    "charged",
+    "done",
+    "failed",
+    "released",
+    "replayed",
+    "started",
+    "suspected",
+    "taken_over",
+]
 
 Status: TypeAlias = Literal["pending", "running", "done", "failed"]
 
 WORKER_LOST = "worker lost"
+FREE = ""
+"""The digest of no payload: that of a row whose job was discarded."""
 CRASHES = frozenset({WORKER_LOST, LEASE_EXPIRED})
 """The errors that mean: its process ended, or went silent, under it."""
 
@@ -44,6 +61,11 @@ class Entry:
     retry_at: float | None = None
     finished_at: float | None = None
     last_error: str | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its job was given up and then discarded by a person: it had no effect, and the key is free for another job."""
+        return self.status == "failed" and self.digest == FREE
 
     @property
     def is_last(self) -> bool:
@@ -123,6 +145,11 @@ def charged(entry: Entry, error: str, now: float) -> Entry:
 def replayed(entry: Entry, replays: int) -> Entry:
     """failed -> pending by an operator's act: a clean budget of attempts, last_error kept as history; any copy of the new replay is fresh."""
     return replace(_freed(entry), status="pending", attempts=0, suspicions=0, copy=0, replays=replays)
+
+
+def taken_over(entry: Entry, digest: str) -> Entry:
+    """A free row -> pending, as new: another job takes the key, with its own payload and all its attempts."""
+    return replace(_freed(entry), status="pending", digest=digest, attempts=0, suspicions=0, copy=0, replays=0, last_error=None)
 
 
 def _freed(entry: Entry) -> Entry:

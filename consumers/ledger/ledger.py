@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
+from postroom.adapters import text
 from postroom.adapters.errors import ConfigurationError, LeaseLost, Unavailable
 from postroom.adapters.sql.transaction import transact
 from postroom.outbox.rows import insert_rows
@@ -21,8 +22,9 @@ from .bounds import MOST_LOCK_WAIT, Blocked, bounded
 from .decide import abandon, tally
 from .entry import Holder
 from .locked import Locked
+from .recordset import document
 from .round import HELD_NOW, Round, copy_of
-from .statements import FINISH, HELD, LOCK_BY_WORKER, LOCK_HELD, OLD, PURGE, RENEW, RETRY
+from .statements import DISCARD, DISCARDED, FINISH, HELD, LOCK_BY_WORKER, LOCK_HELD, OLD, PURGE, RENEW, RETRY
 from .tables import MAX_WORKER
 
 if TYPE_CHECKING:
@@ -91,15 +93,16 @@ class Ledger:
         insert_rows(connection, [dict(row) for row in finish.outgoing])
 
     def renew(self) -> Collection[tuple[int, int]]:
-        """Extend the lease of all that this process runs; return the (id, fence) pairs that it believed to hold and holds no more, once each.
+        """Extend the lease of each attempt that this process runs; return the (id, fence) pairs that it believed to hold and doesn't, once each.
 
-        Call it from a thread of its own at least three times in a lease. Waits for no lock.
+        What it began and lost sight of is not among them: that lease runs out, and another process begins it. Call it from a thread of its own at
+        least three times in a lease. Waits for no lock.
         """
         with self._lock:
-            believed, doubtful = set(self._held), list(self._doubtful)
+            believed = set(self._held)
         if not believed:
             return ()
-        still = self._transact(lambda connection: self._renew(connection, doubtful))
+        still = self._transact(lambda connection: self._renew(connection, believed))
         with self._lock:
             lost = (believed & self._held) - still
             self._held -= lost
@@ -112,23 +115,34 @@ class Ledger:
     def retry(self, row_id: int, *, replays: int) -> bool:
         """An operator's replay: failed -> pending with a clean budget and `replays` + 1, if it is still failed and was replayed so often.
 
-        False, and nothing changed, otherwise: so it is safe to repeat. A message must then carry the row's new number of replays.
+        False, and nothing changed, otherwise, also when it was discarded: so it is safe to repeat.
+        A message must then carry the row's new number of replays.
         """
         return self._transact(lambda connection: connection.execute(RETRY, {"row_id": row_id, "old_replays": replays}).rowcount == 1)
+
+    def discard(self, row_id: int, *, job: str, replays: int, note: str) -> bool:
+        """An operator's discard of `job`: its row keeps the `note` as its last error, and its key is free for another job, whatever its payload.
+
+        False, and nothing changed, when the row is not failed any more or was replayed since: so it is safe to repeat.
+        """
+        values = {"row_id": row_id, "old_replays": replays, "note": text.bounded(note)}
+        return self._transact(lambda connection: _discard(connection, job, values))
 
     def purge(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` rows that ended more than `older_than` seconds ago; return how many. Call it until it returns less."""
         return self._transact(lambda connection: _purge(connection, older_than, limit))
 
     def _round(self, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
-        self._forget((finish.started.id, finish.started.fence) for finish in finishes)
+        ending = [(finish.started.id, finish.started.fence) for finish in finishes]
+        self._forget(ending)
         holder = self._holder()
-
         try:
             results, answers = transact(self._engine, lambda connection: self._work(connection, holder, finishes, claims))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._doubtful.append(holder.fence)
+                if isinstance(error, Unavailable | Blocked):  # the same finishes come again
+                    self._held.update(ending)
             raise
         with self._lock:
             self._held.update(_begun(answers))
@@ -166,9 +180,9 @@ class Ledger:
             return answer
         return answers[0]
 
-    def _renew(self, connection: Connection, doubtful: Sequence[int]) -> set[tuple[int, int]]:
-        """Return what this worker holds. A row that a round has locked is left out: it needs no longer lease, and waiting could be mutual."""
-        mine = {"of_worker": self._worker, "doubtful": doubtful}
+    def _renew(self, connection: Connection, believed: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Return which of these it holds. A row that a round has locked is left out: it needs no longer lease, and waiting could be mutual."""
+        mine = {"rows": document({"id": row_id, "fence": fence} for row_id, fence in sorted(believed))}
         ids = list(connection.execute(LOCK_HELD, mine).scalars())
         if ids:
             connection.execute(RENEW, {"ids": ids, "lease": self._lease})
@@ -212,6 +226,13 @@ class Ledger:
 
 def _begun(answers: Iterable[Answer]) -> list[tuple[int, int]]:
     return [(answer.id, answer.fence) for answer in answers if isinstance(answer, Started)]
+
+
+def _discard(connection: Connection, job: str, values: Mapping[str, object]) -> bool:
+    if not connection.execute(DISCARD, values).rowcount:
+        return False
+    connection.execute(DISCARDED, {"job": job, "note": values["note"]})
+    return True
 
 
 def _purge(connection: Connection, older_than: float, limit: int) -> int:

@@ -11,8 +11,9 @@ from sqlalchemy import Double, Text, and_, bindparam, delete, literal, null, sel
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from postroom.adapters.sql.types import now
+from postroom.outbox.tables import outbox
 
-from .entry import Entry
+from .entry import FREE, Entry
 from .recordset import among, recordset
 from .tables import ledger
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ADDRESS",
     "COLUMNS",
+    "DISCARD",
+    "DISCARDED",
     "FINISH",
     "FINISH_LOCKED",
     "FINISH_MANY",
@@ -50,7 +53,7 @@ ADDRESS = (ledger.c.key, ledger.c.type, ledger.c.group_name)
 """What makes a row the only one: where a claim looks."""
 
 _CLAIMED = ("key", "type", "group_name", "job_id", "queue", "digest", "max_attempts", "copy", "replays", "enqueued_at")
-_MOVED = tuple(name for name in COLUMNS if name not in {"id", "group_name", "type", "key", "digest"})
+_MOVED = tuple(name for name in COLUMNS if name not in {"id", "group_name", "type", "key"})
 _IS_RUNNING = ledger.c.status == "running"
 
 _claimed = recordset("rows", *(ledger.c[name] for name in _CLAIMED))
@@ -133,18 +136,24 @@ PUT_EACH = (
 )
 """The same, a row at a time: MySQL may lock all of a small table for the set-based one."""
 
-_MINE = and_(_IS_RUNNING, ledger.c.worker == bindparam("of_worker"), ledger.c.fence.not_in(bindparam("doubtful", expanding=True)))
-
-HELD = select(ledger.c.id, ledger.c.fence).where(_MINE)
-LOCK_HELD = select(ledger.c.id).where(_MINE).with_for_update(skip_locked=True)
+HELD = _of(_held, "PRIMARY", ledger.c.id, ledger.c.fence).where(_IS_RUNNING)
+LOCK_HELD = _of(_held, "PRIMARY", ledger.c.id).where(_IS_RUNNING).with_for_update(of=ledger, skip_locked=True)
 RENEW = update(ledger).where(ledger.c.id.in_(bindparam("ids", expanding=True))).values(lease_until=now() + bindparam("lease", type_=Double))
 """Only of rows that LOCK_HELD has locked."""
 
 RETRY = (
     update(ledger)
-    .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"))
+    .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"), ledger.c.digest != FREE)
     .values(status="pending", attempts=0, suspicions=0, copy=0, replays=ledger.c.replays + 1, retry_at=null(), finished_at=null())
 )
+
+DISCARD = (
+    update(ledger)
+    .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"))
+    .values(digest=FREE, last_error=bindparam("note"))
+)
+DISCARDED = update(outbox).where(outbox.c.id == bindparam("job"), outbox.c.status == "sent").values(last_error=bindparam("note"))
+"""The outbox remembers it of the job itself, when another has taken its key."""
 
 _ENDED_BEFORE = ledger.c.finished_at < now() - bindparam("older_than", type_=Double)
 OLD = select(ledger.c.id).where(_ENDED_BEFORE).order_by(ledger.c.finished_at).limit(bindparam("at_most")).with_for_update(skip_locked=True)

@@ -22,7 +22,9 @@ ledger = Table(
     Column("key", Key(MAX_KEY), nullable=False),
     Column("job_id", Key(36), nullable=False, index=True),  # the job that made the row, or was last begun under it
     Column("queue", String(200), nullable=False),
-    Column("digest", String(32), nullable=False),  # of the payload: another one under the same key is a conflict
+    Column(
+        "digest", String(32), nullable=False
+    ),  # of the payload: another one under the same key is a conflict; empty once a person discarded the job
     Column("status", String(8), nullable=False),  # pending, running, done, failed
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),

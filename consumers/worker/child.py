@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from postroom.adapters.connect import connect
-from postroom.adapters.errors import ConfigurationError, PostroomError, Unavailable
+from postroom.adapters.errors import ConfigurationError, MissingExtra, PostroomError, Unavailable
 from postroom.adapters.sql.engine import open_engine
 from postroom.consumers.loading import load_jobs
 
-from .config import BROKEN, REFUSED, UNREACHABLE, ChildConfig
+from .config import BROKEN, REFUSED, UNEQUIPPED, UNREACHABLE, ChildConfig
 from .foreground import run_in_foreground
 from .lanes import spare_lanes
 from .marks import Marks
@@ -33,6 +33,13 @@ __all__ = ["main"]
 
 _log = logging.getLogger("postroom.worker")
 
+_CODES: tuple[tuple[type[PostroomError], int], ...] = (
+    (MissingExtra, UNEQUIPPED),
+    (ConfigurationError, REFUSED),
+    (Unavailable, UNREACHABLE),
+    (PostroomError, BROKEN),
+)
+
 
 def main() -> int:
     """Read the configuration, run the worker, return the exit code."""
@@ -45,7 +52,7 @@ def main() -> int:
         return _run(config, stop)
     except PostroomError as error:
         _log.error("%s", error)
-        return REFUSED if isinstance(error, ConfigurationError) else UNREACHABLE if isinstance(error, Unavailable) else BROKEN
+        return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
 def _run(config: ChildConfig, stop: Stop) -> int:

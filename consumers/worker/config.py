@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from .settings import WorkerSettings  # noqa: TC001 - msgspec reads the annotations
 
-__all__ = ["BROKEN", "REFUSED", "UNREACHABLE", "ChildConfig"]
+__all__ = ["BROKEN", "REFUSED", "UNEQUIPPED", "UNREACHABLE", "ChildConfig"]
 
-REFUSED, UNREACHABLE, BROKEN = 78, 69, 70
-"""Exit codes, as in sysexits.h: what it was told can't work; database or broker is away; a part broke down. 0 is an orderly end."""
+REFUSED, UNREACHABLE, BROKEN, UNEQUIPPED = 78, 69, 70, 72
+"""Exit codes, as in sysexits.h: what it was told can't work; database or broker is away; a part broke down; a library is missing that a handler
+needs. 0 is an orderly end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

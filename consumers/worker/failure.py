@@ -27,7 +27,8 @@ def failure(work: Work, error: BaseException, rng: random.Random) -> Failed:
     chosen = error.after if isinstance(error, Retry) else None
     delay = work.handler.backoff.delay(work.attempt.attempt, rng) if chosen is None else chosen
     text = str(error) if isinstance(error, Misfit) else readable(error)
-    _log.warning("%s: attempt %d failed: %s", work, work.attempt.attempt, text, exc_info=None if isinstance(error, Fail | Misfit | Retry) else error)
+    if not isinstance(error, Misfit):  # which is told once, as a dead letter
+        _log.warning("%s: attempt %d failed: %s", work, work.attempt.attempt, text, exc_info=None if isinstance(error, Fail | Retry) else error)
     return failed(work, text, delay=delay, final=final)
 
 

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from postroom.adapters.errors import ConfigurationError, MissingExtra, Unavailable
 from postroom.outbox.backoff import Backoff
 
-from .config import REFUSED
+from .config import REFUSED, UNEQUIPPED, UNREACHABLE
 from .foreground import Signalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from postroom.adapters.errors import PostroomError
 
     from .process import Child
 
@@ -31,16 +34,20 @@ RESTART = Backoff(first=0.1, cap=10.0, jitter=0.2)
 YOUNG = 10.0
 """A child that lived longer (seconds) is replaced without waiting."""
 
+START_TRIES = 5
+"""So many children in a row that ended before they were ready, and none that is: more of them would help nobody."""
+
 MARGIN = 20.0
 """How much longer than its grace (seconds) a child may take to end before it is killed."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where one child lives, how many in a row died young there, and when the next may start."""
+    """Where one child lives, how many in a row died young there, how many of them were never ready, and when the next may start."""
 
     child: Child | None = None
     failures: int = 0
+    false_starts: int = 0
     start_at: float = 0.0
 
 
@@ -60,8 +67,10 @@ class Family:
         self._kill_at = math.inf
         self.ending = False
         """Whether the children were told to end: the dead are not replaced then."""
-        self.refused = False
-        """Whether a child can't work with what it was told: no other could."""
+        self.worked = False
+        """Whether there has ever been a child that was ready."""
+        self.fault: PostroomError | None = None
+        """Why no child can be expected to work, once that is known."""
 
     @property
     def children(self) -> list[Child]:
@@ -80,6 +89,7 @@ class Family:
     def tend(self, timeout: float) -> Signalled | None:
         """Start children that are due, kill those that are too late, and wait up to `timeout` seconds for something to happen; return a signal."""
         now = self._clock()
+        self.worked = self.worked or any(child.ready for child in self.children)
         for place in self._places:
             if place.child is None and not self.ending and place.start_at <= now:
                 place.child = self._give_birth(self.notice)
@@ -118,7 +128,24 @@ class Family:
         now = self._clock()
         place.failures = place.failures + 1 if now - place.start_at < YOUNG else 0
         place.child, place.start_at = None, now + (RESTART.delay(place.failures, self._rng) if place.failures else 0.0)
-        if child.exit_code == REFUSED and not child.marks.polled_at:
-            self.refused = True
-        log = _log.info if self.ending and child.exit_code == 0 else _log.warning
+        place.false_starts = 0 if child.ready else place.false_starts + 1
+        self.worked = self.worked or child.ready
+        self.fault = self.fault or (None if self.ending else self._fault(child, place.false_starts))
+        log = _log.info if self.ending and _as_told(child) else _log.warning
         log("child %d ended with %s", child.pid, child.ending)
+
+    def _fault(self, child: Child, false_starts: int) -> PostroomError | None:
+        """What the end of this child says of all others; an outage that came later than the first of them is waited for."""
+        if child.exit_code == UNEQUIPPED:
+            return MissingExtra("a handler needs a library that is not installed here; the log of its process says which")
+        if child.exit_code == REFUSED and not child.ready:
+            return ConfigurationError("a worker process can't work with this configuration; its log says why")
+        waits = self.worked and child.exit_code == UNREACHABLE
+        if false_starts < START_TRIES or waits or any(other.ready for other in self.children):
+            return None
+        return Unavailable(f"no worker process can start: {false_starts} in a row ended before they were ready, the last with {child.ending}")
+
+
+def _as_told(child: Child) -> bool:
+    """Whether a child that was asked to end has ended by that: in good order, or before it could listen to signals."""
+    return child.exit_code == 0 or (child.exit_code == -signal.SIGTERM and not child.ready)

@@ -6,13 +6,19 @@ import logging
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from postroom.consumers.ledger.answers import Done, Lost, Released
 
+from .alone import AGAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from postroom.consumers.ledger.answers import Finish
 
     from .alone import Alone
     from .attempts import Attempts
@@ -41,6 +47,7 @@ class Desk:
     alone: Alone
     marks: Marks
     halted: threading.Event
+    broken: threading.Event
     clock: Callable[[], float] = time.monotonic
 
 
@@ -57,7 +64,9 @@ class Lane:
     def run(self) -> None:
         """Hold rounds until the buffer is closed, or this lane is retired. The thread of this lane."""
         while not self.retired and (works := self._take()):
-            self._desk.alone.wait()
+            if not self._desk.alone.wait():
+                self._desk.pipeline.release(works, AGAIN)
+                continue
             answers = self._desk.committer.begin(works)
             self.round_began = self._desk.clock()
             self.ready.extend(work for work, answer in zip(works, answers, strict=True) if self._desk.pipeline.answered(work, answer))
@@ -85,18 +94,29 @@ class Lane:
     def _run_round(self) -> None:
         place = 0
         while self.ready and not self.retired:
-            solo = self._next_is_solo()
-            self._desk.alone.enter(self, solo=solo)
+            suspect = self._next_suspect()
+            if not self._desk.alone.enter(self, suspect=suspect):
+                self._put_off()
+                continue
             try:
-                place = self._run_some(place, 1 if solo else len(self.ready))
+                place = self._run_some(place, len(self.ready) if suspect is None else 1)
             finally:
                 self._desk.alone.leave(self)
 
-    def _next_is_solo(self) -> bool:
+    def _next_suspect(self) -> int | None:
+        """The name of the next job if it may have killed its process before."""
         try:
-            return self.ready[0].attempt.solo
+            attempt = self.ready[0].attempt
         except IndexError:  # handed back at this moment
-            return False
+            return None
+        return attempt.id if attempt.solo else None
+
+    def _put_off(self) -> None:
+        """There is no room here for the next job, which must run alone."""
+        with suppress(IndexError):
+            work = self.ready.popleft()
+            self._desk.committer.hand_in(work, Released(started=work.attempt, delay=AGAIN))
+            self._desk.committer.wake()
 
     def _run_some(self, place: int, number: int) -> int:
         for _ in range(number):
@@ -118,18 +138,26 @@ class Lane:
             desk.pipeline.settled([(work, Done(started=work.attempt), Lost())])
             return
         began = desk.clock()
+        work.unmark = partial(desk.marks.end, self.number, place)
         desk.marks.start(self.number, place, work.attempt.id, work.attempt.fence)
         work.deadline = work.handler.timeout and began + work.handler.timeout
         desk.running.add(work, self)
         finish, result = desk.attempts.run(work)
         if not desk.running.take(work):
             return  # somebody else has decided how it ended
-        desk.marks.end(self.number, place)
+        self._mark_end(finish, place)
         if result is None:
             desk.committer.hand_in(work, finish)
         else:
             desk.pipeline.settled([(work, finish, result)])
         desk.pace.measured(work.handler, desk.clock() - began)
+
+    def _mark_end(self, finish: Finish, place: int) -> None:
+        """A supervisor can store `done` for it, but not the jobs that it enqueued."""
+        if isinstance(finish, Done) and not finish.outgoing:
+            self._desk.marks.returned(self.number, place)
+        else:
+            self._desk.marks.end(self.number, place)
 
 
 class Crew:
@@ -189,6 +217,9 @@ class Crew:
     def _serve(self, lane: Lane) -> None:
         try:
             lane.run()
+        except BaseException:  # noqa: BLE001 - whatever it is, it must be known
+            _log.exception("%s broke down", threading.current_thread().name)
+            self._desk.broken.set()
         finally:
             with self._changing:
                 self._lanes.discard(lane)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import PostroomError
 from postroom.outbox.relay import Relay
 
+from .names import relay_of
 from .threads import Thread
 from .watch import cut_short
 
@@ -35,8 +35,8 @@ class Life:
         self._plan = plan
         self._parts = parts
         self._rng = random.Random()  # noqa: S311 - to spread retries
-        self._relay = Relay(plan.engine, plan.adapter, options=plan.settings.relay) if plan.settings.relay else None
-        self.broken = threading.Event()
+        self._relay = _relay(plan) if plan.settings.relay else None
+        self.broken = parts.desk.broken
         self._settler, self._committer, self._renewer, self._watch, self._upkeep, self._receiver = (
             Thread(part, self.broken.set) for part in (parts.settler, parts.committer, parts.renewer, parts.watch, parts.upkeep, parts.receiver)
         )
@@ -53,7 +53,7 @@ class Life:
     def end(self, stop: Stop) -> int:
         """Begin and receive no more, hand back, wait for handlers, store, settle, close. Return how many handlers still hang."""
         parts = self._parts
-        _log.info("stopping: nothing more is begun, %d handlers run", len(parts.desk.running))
+        _log.info("stopping: nothing more is begun; handlers that still run: %d", len(parts.desk.running))
         parts.desk.halted.set()
         self._receiver.stop(FLUSH)
         parts.desk.pipeline.release(parts.buffer.close())
@@ -91,3 +91,7 @@ class Life:
         except PostroomError as error:
             _log.warning("the consumer could not be closed in good order: %s", error)
         self._parts.desk.attempts.close()
+
+
+def _relay(plan: Plan) -> Relay:
+    return Relay(plan.engine, plan.adapter, options=plan.settings.relay, name=relay_of(plan.name))

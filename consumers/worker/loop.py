@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopThread"]
 
+_log = logging.getLogger("postroom.worker")
+
 Result = TypeVar("Result")
 
 LAST_WORDS = 2.0
@@ -20,10 +23,16 @@ LAST_WORDS = 2.0
 
 
 class LoopThread:
-    """Starts at the first use. A handler that blocks it blocks all async handlers, as in any asyncio program."""
+    """Starts at the first use. A handler that blocks it blocks all async handlers, as in any asyncio program.
 
-    def __init__(self) -> None:
+    A handler that exits, or one of its tasks, ends as failed and not the loop. When the loop ends all the same, `broken` is called: none of its
+    handlers would ever end.
+    """
+
+    def __init__(self, broken: Callable[[], object]) -> None:
+        self._broken = broken
         self._starting = threading.Lock()
+        self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -33,10 +42,11 @@ class LoopThread:
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `last`, then stop the loop; what still runs on it is left where it is. Blocks for 4 seconds at most."""
-        if self._loop is None or self._thread is None:
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
             return
         with suppress(TimeoutError):
             self.submit(last()).result(LAST_WORDS)
+        self._closing.set()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LAST_WORDS)
 
@@ -44,11 +54,17 @@ class LoopThread:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="postroom-loop", daemon=True)
+                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="postroom-loop", daemon=True)
                 self._thread.start()
             return self._loop
 
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while not self._closing.is_set():
+                with suppress(SystemExit, KeyboardInterrupt):  # a task's, which has them as its result: asyncio lets them out of the loop, too
+                    loop.run_forever()  # also returns when a handler stops it
+        except BaseException:  # noqa: BLE001 - whatever it is, it must be known
+            _log.exception("the event loop of the async handlers has ended")
+            self._broken()
+        else:
+            loop.close()

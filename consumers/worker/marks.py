@@ -1,7 +1,8 @@
 """Start marks: which jobs had really started when a process died, written where a SIGKILL can't erase them.
 
 A page of memory shared by a worker process and its supervisor. A job that was begun in the ledger and has no mark was not run: it is given back
-uncharged. The page also carries the time of the last poll, so the supervisor sees a child that is alive and deaf.
+uncharged. One whose handler had returned is done: the supervisor stores it. The page also carries the time of the last poll, so the supervisor sees
+a child that is alive and deaf.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Marks"]
 
-_FREE, _RUNNING, _ENDED = 0, 1, 2
+_FREE, _RUNNING, _RETURNED, _ENDED = range(4)
 _HEADER = struct.Struct("<d8x")
 _SLOT = struct.Struct("<B7xqq")  # state, row id, fence
-_NAMES: dict[int, Mark] = {_RUNNING: "running", _ENDED: "ended"}
+_NAMES: dict[int, Mark] = {_RUNNING: "running", _RETURNED: "returned", _ENDED: "ended"}
 
 
 class Marks:
@@ -50,6 +51,10 @@ class Marks:
         offset = self._offset(lane, place)
         _SLOT.pack_into(self._page, offset, _FREE, row_id, fence)
         self._page[offset] = _RUNNING
+
+    def returned(self, lane: int, place: int) -> None:
+        """Write that the handler has returned and that nothing is to be stored for it but `done`: whoever finds this may do so."""
+        self._page[self._offset(lane, place)] = _RETURNED
 
     def end(self, lane: int, place: int) -> None:
         """Write that the handler has ended, however it ended."""

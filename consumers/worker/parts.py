@@ -81,7 +81,7 @@ def build(plan: Plan) -> Parts:
     crew = Crew(settings.concurrency, desk)
     return Parts(
         consumer=consumer,
-        receiver=Receiver(consumer, buffer, held, pace, pipeline, plan.marks, lanes=settings.concurrency, most=settings.prefetch, clock=plan.clock),
+        receiver=_receiver(plan, consumer, desk, held),
         buffer=buffer,
         crew=crew,
         desk=desk,
@@ -94,15 +94,32 @@ def build(plan: Plan) -> Parts:
 
 
 def _desk(plan: Plan, buffer: Buffer, pace: Pace, committer: Committer, pipeline: Pipeline, ledger: Ledger) -> Desk:
+    broken = threading.Event()
     return Desk(
         buffer=buffer,
         pace=pace,
         committer=committer,
         pipeline=pipeline,
-        attempts=Attempts(plan.jobs, plan.engine, ledger, plan.clock),
+        attempts=Attempts(plan.jobs, plan.engine, ledger, concurrency=plan.settings.concurrency, broken=broken.set, clock=plan.clock),
         running=Running(),
-        alone=Alone(),
+        alone=Alone(plan.clock),
         marks=plan.marks,
         halted=threading.Event(),
+        broken=broken,
+        clock=plan.clock,
+    )
+
+
+def _receiver(plan: Plan, consumer: Consumer, desk: Desk, held: Held) -> Receiver:
+    return Receiver(
+        consumer,
+        desk.buffer,
+        held,
+        desk.pace,
+        desk.pipeline,
+        plan.marks,
+        lanes=plan.settings.concurrency,
+        most=plan.settings.prefetch,
+        paused=lambda: desk.alone.lasting,
         clock=plan.clock,
     )

@@ -33,6 +33,7 @@ from postroom.consumers.ledger.answers import (
     Started,
     Waiting,
 )
+from postroom.consumers.words import conflict
 from postroom.outbox.envelope import digest, read_envelope
 
 from .gates import gates_of
@@ -107,9 +108,9 @@ class Pipeline:
             case RunningElsewhere() | Waiting():
                 self._defer(work, answer.retry_in)
             case Exhausted():
-                self._give_up(work, _exhausted(answer))
+                self._give_up(work, _exhausted(answer), answer.attempts)
             case Conflict():
-                self._give_up(work, f"conflict: key {work.envelope.key!r} belongs to a job with payload {answer.theirs}; this one has {answer.ours}")
+                self._give_up(work, conflict(work.envelope.key, owner=answer.owner, theirs=answer.theirs, ours=answer.ours))
             case None:
                 self.release([work], UNSURE)
         return False
@@ -140,9 +141,9 @@ class Pipeline:
                 self._count("lost")
                 self.release([work], UNSURE)
             case _, Dead():
-                self._give_up(work, _exhausted(result))
+                self._give_up(work, _exhausted(result), result.attempts)
             case Released(), _:
-                self.release([work])
+                self.release([work], finish.delay)
             case Failed(), _:
                 self._failed(work, finish)
             case Done(), _:
@@ -171,10 +172,10 @@ class Pipeline:
         self._settler.ack(works)
         self._over(works)
 
-    def _give_up(self, work: Work, reason: str) -> None:
+    def _give_up(self, work: Work, reason: str, attempts: int | None = None) -> None:
         _log.error("dead letter %s: %s", work, reason)
         self._count("dead")
-        self._settler.dead_letter(work, reason)
+        self._settler.dead_letter(work, reason, attempts)
         self._over([work])
 
     def _over(self, works: Sequence[Work]) -> None:

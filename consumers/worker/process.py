@@ -42,7 +42,10 @@ class Child:
         self._lease = config.settings.lease
         self._abandon = abandon
         self._ended = ended
-        self._process = subprocess.Popen([sys.executable, "-m", "postroom.consumers.worker.child"], stdin=subprocess.PIPE, start_new_session=True)
+        # -P: nothing in the working directory is taken for a module of Python's or of ours. The application's are found when they are loaded.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "postroom.consumers.worker.child"], stdin=subprocess.PIPE, start_new_session=True
+        )
         self._tell(config)
         threading.Thread(target=self._wait, name=f"postroom-child-{self._process.pid}", daemon=True).start()
 
@@ -50,6 +53,11 @@ class Child:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has come so far as to ask its queues for jobs, once."""
+        return self.marks.polled_at > 0
 
     def signal(self, number: int) -> None:
         """Send it a signal; nothing happens when it is dead."""

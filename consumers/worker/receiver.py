@@ -36,7 +36,10 @@ NAP = 0.05
 
 
 class Receiver:
-    """Polls, decodes, and fills the buffer up to what the lanes can use; waits for the backend for as long as it is away."""
+    """Polls, decodes, and fills the buffer up to what the lanes can use; waits for the backend for as long as it is away.
+
+    While `paused()`, nothing that would be received could be run here.
+    """
 
     def __init__(  # noqa: PLR0913 - what it connects
         self,
@@ -49,6 +52,7 @@ class Receiver:
         *,
         lanes: int,
         most: int,
+        paused: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer = consumer
@@ -59,6 +63,7 @@ class Receiver:
         self._marks = marks
         self._lanes = lanes
         self._most = most
+        self._paused = paused
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - to spread retries
         self._closed = threading.Event()
@@ -67,7 +72,9 @@ class Receiver:
     def run(self) -> None:
         """Receive until closed. The thread of this object."""
         while not self._closed.is_set():
-            room = self._room()
+            room = 0 if (pause := self._paused()) else self._room()
+            if pause:
+                self._marks.polled(self._clock())  # it is not deaf
             if room > 0:
                 self._accept(self._receive(room))
             else:

@@ -79,6 +79,5 @@ class Renewer:
             if isinstance(receipt, Work) and receipt.started and (receipt.started.id, receipt.started.fence) in lost and not receipt.fenced:
                 receipt.fenced = True
                 if self._running.take(receipt):
+                    receipt.overrule()
                     self._pipeline.settled([(receipt, Done(started=receipt.started), Lost())])
-                    if receipt.cancel is not None:
-                        receipt.cancel()

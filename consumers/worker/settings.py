@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.numbers import flaw, flaws
 from postroom.outbox.options import RelayOptions
 
 __all__ = ["BEATS", "WorkerSettings"]
@@ -40,16 +41,19 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for numbers that can't work."""
-        wrong = {
-            "concurrency must be at least 1": self.concurrency < 1,
-            "lease must be more than 0 seconds": not self.lease > 0,
-            "grace must be at least 0 seconds": not self.grace >= 0,
-            "prefetch must be at least concurrency": self.prefetch < self.concurrency,
-            "look_ahead must be at least 1": self.look_ahead < 1,
-            "retention must be more than 0 seconds": not self.retention > 0,
-        }
-        if any(wrong.values()):
-            raise ConfigurationError("; ".join(rule for rule, broken in wrong.items() if broken))
+        if wrong := flaws(
+            flaw("concurrency", self.concurrency, whole=True, least=1),
+            flaw("lease", self.lease, above=0, unit="seconds"),
+            flaw("beat", self.beat, unit="seconds") if self.beat is not None else None,
+            flaw("grace", self.grace, least=0, unit="seconds"),
+            flaw("prefetch", self.prefetch, whole=True, least=1),
+            flaw("look_ahead", self.look_ahead, whole=True, least=1),
+            flaw("round_budget", self.round_budget, least=0, unit="seconds"),
+            flaw("retention", self.retention, above=0, unit="seconds"),
+        ):
+            raise ConfigurationError(wrong)
+        if self.prefetch < self.concurrency:
+            raise ConfigurationError("prefetch must be at least concurrency")
         self.beat_for(self.lease)
 
     def beat_for(self, shortest_lease: float) -> float:

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -85,9 +85,10 @@ class Settler:
         """Its attempt failed; the backend itself brings it back after `delay` seconds."""
         self._hand_in([receipt], lambda: self._consumer.fail(receipt.delivery, bounded(error, MAX_REASON), delay), "fail")
 
-    def dead_letter(self, receipt: Receipt, reason: str) -> None:
-        """Give it up, with its original bytes."""
-        self._hand_in([receipt], lambda: self._consumer.dead_letter(receipt.delivery, bounded(reason, MAX_REASON)), "dead-letter")
+    def dead_letter(self, receipt: Receipt, reason: str, attempts: int | None = None) -> None:
+        """Give it up, with its original bytes, after so many `attempts` by the ledger's count; None: the backend's own count."""
+        delivery = receipt.delivery if attempts is None else replace(receipt.delivery, attempts=attempts - 1)
+        self._hand_in([receipt], lambda: self._consumer.dead_letter(delivery, bounded(reason, MAX_REASON)), "dead-letter")
 
     def run(self) -> None:
         """Settle until closed. The thread of this object."""

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import open_engine
 from postroom.consumers.ledger import Ledger
+from postroom.consumers.ledger.tables import ledger
+from postroom.outbox import lanes
+from postroom.outbox import tables as outbox
 
 from .checks import check, chosen_queues
 from .config import ChildConfig
@@ -21,11 +25,12 @@ from .family import Family
 from .foreground import signals_to
 from .lanes import spare_lanes
 from .marks import Marks
+from .names import new_name, relay_of
 from .process import Child
 from .quiet import Quiet
 from .report import Report
 from .settings import WorkerSettings
-from .worker import DEAF, new_name
+from .worker import DEAF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,14 +78,17 @@ class Supervisor:
         self._pages = Path()
         self._family = Family(processes, self._give_birth, grace=self._settings.grace)
 
-    def run(self) -> Report:
+    def run(self, *, connected: Callable[[], object] = lambda: None) -> Report:
         """Supervise until a signal stops it, or with `drain` until all is quiet, and all children have ended.
 
-        Blocks. SIGTERM or SIGINT drains the children, a second one hurries them. Raises Unavailable or ConfigurationError when it can't start.
+        Blocks. `connected` is called once, when the queues are there and the children are about to start. SIGTERM or SIGINT drains the children,
+        a second one hurries them. Raises Unavailable or ConfigurationError when it can't start, or no child can.
         """
+        schema.require(self._engine, (ledger, *outbox.TABLES))
         self._adapter.ensure(chosen_queues(self._jobs, self._settings))
         quiet = Quiet.of(self._jobs, self._engine, self._adapter, self._settings)
         failed_before = quiet.failed() if self._settings.drain else 0
+        connected()
         self._pages = Path(tempfile.mkdtemp(prefix="postroom-"))
         try:
             with signals_to(self._family.notice):
@@ -103,11 +111,11 @@ class Supervisor:
             if signalled := family.tend(GLANCE):
                 number = number or signalled.number
                 family.end()
-            elif not family.ending and (family.refused or (self._settings.drain and quiet.look())):
+            elif not family.ending and (family.fault or (self._settings.drain and family.worked and quiet.look())):
                 family.end()
         family.bury()
-        if family.refused:
-            raise ConfigurationError("a worker process can't work with this configuration; its log says why")
+        if family.fault:
+            raise family.fault
         return number
 
     def _give_birth(self, ended: Callable[[Child], object]) -> Child:
@@ -120,4 +128,7 @@ class Supervisor:
         """Give up what a dead child held: first the ledger, so that what the queues deliver again finds its row free."""
         given_up = self._ledger.abandon(name, marks.read())
         handed_back = self._adapter.abandon(name)
-        _log.info("%s held %d deliveries; %s", name, handed_back, given_up)
+        if self._settings.relay is not None:
+            lanes.give_up(self._engine, relay_of(name))
+        if str(given_up) or handed_back:
+            _log.info("what %s left behind: deliveries handed back: %d; attempts: %s", name, handed_back, str(given_up) or "none")

@@ -45,6 +45,6 @@ class Thread:
     def _serve(self) -> None:
         try:
             self._part.run()
-        except Exception:  # noqa: BLE001 - whatever it is, it must be known
+        except BaseException:  # noqa: BLE001 - whatever it is, it must be known
             _log.exception("%s broke down", self._thread.name)
             self._broken()

@@ -58,23 +58,23 @@ class Watch:
         late = [lane for lane in lanes if lane.round_began is not None and lane.round_began < long_ago]
         for lane in late:
             lane.hand_back()
-        if late and len(late) == len(lanes):
+        full = bool(late) and len(late) == len(lanes)
+        if full:
             for work, _ in desk.running.snapshot():
                 desk.pace.measured(work.handler, ROUND_LIMIT)
+        if full or desk.alone.lasting:
             desk.pipeline.release(desk.buffer.drain())
 
 
 def cut_short(desk: Desk, work: Work, error: str, *, rng: random.Random) -> bool:
     """Fail the attempt that runs, whatever its handler will say; False when it has just ended by itself.
 
-    An async handler is cancelled. A sync one can't be: it goes on, but what it does in its session, and its result, count for nothing.
+    An async handler is cancelled. A sync one can't be: it goes on, but what it did in its session is rolled back, and its result counts for nothing.
     """
     if not desk.running.take(work):
         return False
     _log.warning("%s: attempt %d %s", work, work.attempt.attempt, error)
-    work.fenced = True
+    work.overrule()
     desk.committer.hand_in(work, failed(work, error, delay=work.handler.backoff.delay(work.attempt.attempt, rng)))
     desk.committer.wake()
-    if work.cancel is not None:
-        work.cancel()
     return True

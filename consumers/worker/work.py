@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from postroom.consumers.ledger.answers import Claim
+
+from .line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +44,7 @@ class Work(Receipt):
     `gates`: what it may not run beside; `inside`: it has passed them. `alone`: it was answered Later, so it is begun in a round of its own.
     `started`: the attempt, once begun.
     `deadline`: when its time is up, by the worker's clock. `fenced`: it may change nothing any more. `cancel`: how to interrupt it, if it can be.
+    `line`: the connection of its session. `unmark`: how to write that its end is decided.
     """
 
     envelope: Envelope
@@ -54,6 +57,8 @@ class Work(Receipt):
     deadline: float | None = None
     fenced: bool = False
     cancel: Callable[[], object] | None = None
+    unmark: Callable[[], object] | None = None
+    line: Line = field(default_factory=Line)
 
     @property
     def attempt(self) -> Started:
@@ -61,6 +66,16 @@ class Work(Receipt):
         if self.started is None:
             raise AssertionError(f"{self.envelope.key}: not begun")
         return self.started
+
+    def overrule(self) -> None:
+        """Its end is decided while its handler runs: what the handler still does counts for nothing, and its transaction is gone at once.
+
+        An async handler is cancelled. A sync one can't be: it goes on, and its session raises.
+        """
+        self.fenced = True
+        for act in (self.unmark, self.line.cut, self.cancel):
+            if act is not None:
+                act()
 
     def __str__(self) -> str:
         return f"{self.envelope.type} {self.envelope.key}"

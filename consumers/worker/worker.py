@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import PostroomError
+from postroom.adapters.sql import schema
+from postroom.consumers.ledger.tables import ledger
+from postroom.outbox import tables as outbox
 
 from .checks import beat_of, check, chosen_queues
 from .lanes import spare_lanes
 from .life import Life
 from .marks import Marks
+from .names import new_name
 from .parts import Plan, build
 from .quiet import Quiet
 from .report import Report
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .parts import Parts
     from .stop import Stop
 
-__all__ = ["DEAF", "Worker", "new_name"]
+__all__ = ["DEAF", "Worker"]
 
 GLANCE = 0.2
 """How often (seconds) to look whether all is quiet, or a part is broken."""
@@ -78,9 +79,11 @@ class Worker:
 
         Blocks. Declares the queues first. At the end it receives no more, hands back what has not run, lets handlers go on for `grace` seconds
         (not at all once `stop` hurries), fails the attempts that are left, stores and settles: that takes some seconds at most.
-        Raises Unavailable or ConfigurationError when it can't start, PostroomError when a part of it broke down.
+        Raises Unavailable or ConfigurationError when it can't start, PostroomError when a part of it broke down, MissingExtra when an async
+        handler asked for a session and the database's async driver is not installed: that attempt is handed back, too.
         """
         plan = self._plan
+        schema.require(plan.engine, (ledger, *outbox.TABLES))
         plan.adapter.ensure(chosen_queues(plan.jobs, plan.settings))
         quiet = Quiet.of(plan.jobs, plan.engine, plan.adapter, plan.settings)
         failed_before = quiet.failed() if plan.settings.drain else 0
@@ -91,6 +94,8 @@ class Worker:
             self._wait(stop, life, quiet)
         finally:
             hanging = life.end(stop)
+        if missing := self._parts.desk.attempts.missing:
+            raise missing
         if life.broken.is_set():
             raise PostroomError("a part of the worker broke down; the log says which and why")
         failed = quiet.failed() - failed_before if plan.settings.drain else 0
@@ -115,12 +120,7 @@ class Worker:
 
     def _wait(self, stop: Stop, life: Life, quiet: Quiet) -> None:
         """Until something ends it."""
-        stuck = self._parts.crew.stuck if self._parts else life.broken
-        while not (stop.asked.wait(GLANCE) or life.broken.is_set() or stuck.is_set()):
+        parts = self._parts
+        while parts and not (stop.asked.wait(GLANCE) or life.broken.is_set() or parts.crew.stuck.is_set() or parts.desk.attempts.missing):
             if self._plan.settings.drain and quiet.look():
                 return
-
-
-def new_name() -> str:
-    """Return a name for one run of one process, never used again: it fits the ledger's column and tells an operator where to look."""
-    return f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(6)}"

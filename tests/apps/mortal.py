@@ -8,8 +8,10 @@ from effects import die, effects, first_time, flag, record
 from sqlalchemy import insert
 
 from postroom.consumers import Backoff, Context, Jobs
+from postroom.consumers.ledger import Finish
+from postroom.consumers.worker.committer import Committer
 from postroom.consumers.worker.settler import Settler
-from postroom.consumers.worker.work import Receipt
+from postroom.consumers.worker.work import Receipt, Work
 
 jobs = Jobs()
 SOON = Backoff(first=0.05, cap=0.2)
@@ -57,6 +59,13 @@ def die_before_ack(payload: Plain, context: Context) -> None:
     Settler.ack = _die_instead_once  # type: ignore[method-assign]
 
 
+@jobs.handler("die-before-the-finish", queue="work", max_attempts=1, backoff=SOON)
+def die_before_finish(payload: Plain, context: Context) -> None:
+    """It returns, and the process dies before anybody hears of it."""
+    record(context.job.key, context.job.attempt)
+    Committer.hand_in = _die_before_the_finish  # type: ignore[method-assign]
+
+
 @jobs.handler("die-always", queue="work", max_attempts=3, backoff=SOON)
 def die_always(payload: Plain, context: Context) -> None:
     record(context.job.key, context.job.attempt)
@@ -87,6 +96,10 @@ def busy(payload: Plain, context: Context) -> None:
 
 
 _ack = Settler.ack
+
+
+def _die_before_the_finish(_self: Committer, _work: Work, _finish: Finish) -> None:
+    die()
 
 
 def _die_instead_once(self: Settler, receipts: list[Receipt]) -> None:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "postroom.consumers.cli"]
+COMMAND = [sys.executable, "-P", "-m", "postroom.consumers.cli"]
+"""-P: as with the installed script, modules are not searched in the working directory first."""
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

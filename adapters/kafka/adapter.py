@@ -1,0 +1,247 @@
+"""The adapter of `kafka:`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from confluent_kafka.admin import AdminClient
+
+from postroom.adapters.errors import Closed, ConfigurationError, TopologyMismatch, Unavailable
+from postroom.adapters.seam import Capabilities, Outcome, Verdict
+from postroom.adapters.weights import Turns
+
+from . import config
+from .classic import ClassicFeed
+from .consumer import KafkaConsumer
+from .depth import waiting
+from .desk import Desk
+from .entry import Source
+from .faults import undeclared
+from .letters import Graveyard, Index, letter_of
+from .options import SHARE, parse
+from .process import PerProcess
+from .publisher import Publisher
+from .reader import Reader
+from .registry import Registry
+from .share import ShareFeed
+from .share_state import ShareState
+from .topology import Topology, configure_group
+from .wire import record_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from postroom.adapters.seam import Adapter, Consumer, DeadLetters, Message, Queue
+
+    from .consumer import Feed
+    from .entry import Entry
+    from .registry import Declared
+    from .wire import Record
+
+__all__ = ["KafkaAdapter", "open_kafka"]
+
+_log = logging.getLogger("postroom.kafka")
+
+JOIN = 10.0
+"""How long (seconds) consume() waits for the group to give this member its part; then `receive` tells that it has not."""
+FLUSH = 5.0
+
+
+def open_kafka(url: str) -> Adapter:
+    """An adapter for this URL; see `options`. Asks no server. Raises ConfigurationError."""
+    return KafkaAdapter(url)
+
+
+class KafkaAdapter:
+    """Queues as topics of a Kafka cluster. See `postroom.adapters.seam.Adapter`.
+
+    Each method waits for a silent cluster up to about 15 s; publish() for the reports of a batch up to `message.timeout.ms` and 5 s more.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._options = parse(url)
+        config.check(self._options)
+        self.capabilities = _capabilities(share=self._options.mode == SHARE, partitions=self._options.partitions)
+        self._publisher = Publisher(config.producer_config(self._options))
+        self._reader = Reader(config.reader_config(self._options))
+        self._admin = PerProcess(lambda: AdminClient(config.admin_config(self._options)))  # type: ignore[arg-type]
+        self._registry = Registry(self._reader, self._publisher)
+        self._topology = Topology(self._admin, self._registry, self._options)
+        self._share_state = ShareState(self._reader) if self._options.mode == SHARE else None
+        self._indexes: defaultdict[str, Index] = defaultdict(Index)
+        self._consumers: list[KafkaConsumer] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
+        """Declare; see `Adapter.ensure`."""
+        self._require_open()
+        if not self.capabilities.ordered and (ordered := [queue.name for queue in queues if queue.ordered]):
+            raise TopologyMismatch(f"queue {ordered[0]!r}: expected ordered True, but a share group keeps no order: use mode=classic")
+        self._topology.ensure(queues, passive=passive)
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        """Publish all at once and wait for each report; see `Adapter.publish`."""
+        self._require_open()
+        if any(message.delay for message in messages):
+            raise ConfigurationError("this backend can't hold a job back (no native_delay): publish it when it is due")
+        if not messages:
+            return []
+        try:
+            routes = self._registry.routes({message.queue for message in messages})
+        except Unavailable as error:
+            return [_unknown(error)] * len(messages)
+        return self._publisher.send([_record(message, routes) for message in messages])
+
+    def consume(self, queues: Mapping[str, int], *, group: str, prefetch: int, name: str) -> Consumer:
+        """Subscribe; see `Adapter.consume`. Waits up to 10 s for the group to give this member its part."""
+        self._require_open()
+        if not queues or prefetch < 1 or not name:
+            raise ConfigurationError("consume: give queues, a prefetch of 1 or more and a name")
+        turns = Turns(queues)
+        carriers = self._registry.require(queues)
+        self._topology.require(carriers.values())
+        for carrier in carriers.values():
+            self._note(carrier, group)
+        desk = Desk(carriers, turns, prefetch)
+        feeds = [self._feed(mine, desk, prefetch) for mine in self._by_group(carriers.values(), group).values()]
+        consumer = KafkaConsumer(desk, feeds, self._bury)
+        with self._lock:
+            self._consumers = [*(other for other in self._consumers if not other.closed), consumer]
+        _start(feeds)
+        return consumer
+
+    def dead_letters(self, queue: str) -> DeadLetters:
+        """The dead letters of one carrier; see `DeadLetters`. Raises ConfigurationError when it is not declared."""
+        self._require_open()
+        return self._graveyard(self._registry.require([queue])[queue])
+
+    def abandon(self, name: str) -> int:  # noqa: ARG002 - the group's session timeout, or the share lock, hands its jobs on
+        """Nothing to hand back: no client may speak for another member of its group."""
+        self._require_open()
+        return 0
+
+    def carriers(self) -> Sequence[str]:
+        """All that were ever declared, by anyone."""
+        self._require_open()
+        return sorted(self._registry.all())
+
+    def depth(self, queue: str) -> Mapping[str, int]:
+        """Count by status. `running` is what this adapter holds: what others hold counts as pending."""
+        self._require_open()
+        carrier = self._registry.find([queue]).get(queue)
+        if carrier is None:
+            return {"pending": 0, "running": 0, "failed": 0}
+        running = sum(consumer.running(queue) for consumer in self._consumers)
+        groups = [self._group_id(group) for group in self._registry.all()[queue].readers]
+        pending = waiting(self._admin.get(), carrier.topic, groups, self._share_state) - running
+        return {"pending": max(0, pending), "running": running, "failed": self._graveyard(carrier).count()}
+
+    def tidy(self, *, older_than: float, limit: int = 1000) -> int:  # noqa: ARG002 - the seam's
+        """Nothing to remove: retention is the topic's."""
+        return 0
+
+    def close(self) -> None:
+        """Leave all groups, wait a moment for reports that are out, end the clients."""
+        self._closed = True
+        for consumer in self._consumers:
+            consumer.close()
+        if unknown := self._publisher.close(FLUSH):
+            _log.warning("%d records had no report when the adapter was closed: it is unknown whether they arrived", unknown)
+        self._reader.close()
+
+    def _note(self, carrier: Declared, group: str) -> None:
+        try:
+            self._registry.note(carrier, group)
+        except Unavailable as error:  # it may not write there: then depth() can't tell what the group has done
+            _log.warning("queue %s: group %s is not noted: %s", carrier.name, group, error)
+
+    def _feed(self, sources: Mapping[str, Source], desk: Desk, prefetch: int) -> Feed:
+        group = next(iter(sources.values())).group
+        if self._options.mode == SHARE:
+            limits = configure_group(self._admin.get(), group, self._lease(sources))
+            settings = config.share_config(self._options, group, prefetch)
+            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=self._topology.is_reachable)
+        settings = config.consumer_config(self._options, group)
+        return ClassicFeed(settings, sources, desk, most=max(4 * prefetch, 100), skip_backlog=self._options.skip_backlog)
+
+    def _group_id(self, group: str) -> str:
+        """Its name for the cluster, where a share group and a classic one can't share a name: so a service may move from one to the other."""
+        return f"{group}.share" if self._options.mode == SHARE else group
+
+    def _by_group(self, carriers: Iterable[Declared], asked: str) -> Mapping[str, Mapping[str, Source]]:
+        """For each consumer group the topics that it reads."""
+        groups: defaultdict[str, dict[str, Source]] = defaultdict(dict)
+        for carrier in carriers:
+            source = _source(carrier, self._group_id(carrier.group or asked))
+            groups[source.group][source.topic] = source
+        return groups
+
+    def _lease(self, sources: Mapping[str, Source]) -> float:
+        carriers = self._registry.all()
+        return max(carriers[source.carrier].lease for source in sources.values())
+
+    def _bury(self, entry: Entry, reason: str) -> None:
+        (outcome,) = self._publisher.send([letter_of(entry, reason)])
+        if outcome.verdict is not Verdict.CONFIRMED:
+            raise Unavailable(f"{entry.place.source.dead_letter}: the dead letter is not confirmed: {outcome.reason}")
+
+    def _graveyard(self, carrier: Declared) -> Graveyard:
+        settings = config.producer_config(self._options)
+        return Graveyard(carrier, self._indexes[carrier.dead_letter], self._reader, self._admin.get(), settings)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Closed("this adapter is closed")
+
+
+def _capabilities(*, share: bool, partitions: int | None) -> Capabilities:
+    return Capabilities(
+        name=f"kafka ({'share' if share else 'classic'})",
+        durable=True,
+        shared=True,
+        native_delay=False,
+        atomic_publish=False,
+        clock_leases=False,
+        counts_attempts=False,  # a share group counts deliveries, also those that were handed back: a hint at most
+        fifo=partitions == 1 and not share,
+        ordered=not share,
+        competing=False,
+        rolling=not share,
+    )
+
+
+def _source(carrier: Declared, group: str) -> Source:
+    return Source(
+        carrier=carrier.name,
+        topic=carrier.topic,
+        group=group,
+        only=carrier.group,
+        queue=carrier.topic,
+        ordered=carrier.ordered,
+        dead_letter=carrier.dead_letter,
+    )
+
+
+def _start(feeds: Iterable[Feed]) -> None:
+    for feed in feeds:
+        feed.start()
+    for feed in feeds:
+        feed.joined.wait(JOIN)
+
+
+def _record(message: Message, routes: Mapping[str, tuple[str, str | None]]) -> Record | Outcome:
+    if message.queue not in routes:
+        return undeclared(message.queue)
+    topic, group = routes[message.queue]
+    try:
+        return record_of(message, topic, group)
+    except (KeyError, ValueError) as error:
+        return Outcome(Verdict.REFUSED, f"it can't be sent: {error}")
+
+
+def _unknown(error: Unavailable) -> Outcome:
+    return Outcome(Verdict.UNKNOWN, str(error))

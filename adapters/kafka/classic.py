@@ -1,0 +1,291 @@
+"""A classic consumer group: one thread owns the client, polls it always, and commits what is done."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+
+from postroom.adapters.errors import Unavailable
+
+from .assigned import Assigned
+from .entry import Entry
+from .faults import DENIED, MISSING, translated
+from .wire import arrived
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import confluent_kafka
+
+    from .desk import Desk
+    from .entry import Source
+
+    Record = confluent_kafka.Message[Any, Any]
+
+__all__ = ["ClassicFeed"]
+
+_log = logging.getLogger("postroom.kafka")
+
+POLL, BUSY_POLL = 0.1, 0.01
+"""How long (seconds) one poll waits; the shorter while a partition is paused, which may be resumed any moment."""
+BATCH = 500
+COMMIT_EVERY = 0.25
+"""Seconds between commits, however many jobs were done; at a revoke and at the end at once."""
+LAST_WISH = 3.0
+"""How long (seconds) a revoke waits for the deliveries that are out, so that they are committed before their partition goes."""
+PATIENCE = 10.0
+OUTAGE = 1.0
+
+_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
+_SPOKEN = DENIED | MISSING | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.INCONSISTENT_GROUP_PROTOCOL}  # noqa: SLF001
+"""Errors that do not pass by themselves: told at each receive, for as long as they last."""
+
+
+class ClassicFeed:
+    """The jobs of some topics for one group. `start` and `stop` are for the consumer; all else happens in the thread.
+
+    The session timeout, not a lease, decides when others get the jobs of a process that vanished; handlers may take any time.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        sources: Mapping[str, Source],
+        desk: Desk,
+        *,
+        most: int,
+        skip_backlog: bool = False,
+        make: Callable[[dict[str, Any]], Consumer] = Consumer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = {**config, "on_commit": self._on_commit, "error_cb": self._on_error}
+        self._sources = sources
+        self._desk = desk
+        self._most = most
+        self._first = OFFSET_END if skip_backlog else OFFSET_BEGINNING
+        self._make = make
+        self._clock = clock
+        self._group = str(config["group.id"])
+        self._places: dict[tuple[str, int], Assigned] = {}
+        self._stopping = threading.Event()
+        self._committed_at = clock()
+        self._thread = threading.Thread(target=self._run, name=f"postroom-kafka-{self._group}", daemon=True)
+        self.joined = threading.Event()
+        """Set once the group has given this member its part, and each partition of it was heard of."""
+
+    @property
+    def places(self) -> Sequence[Assigned]:
+        """The partitions that are this member's now; the `span` of each one's watermark is how far it reads ahead of what it can commit."""
+        return [*self._places.values()]
+
+    def start(self) -> None:
+        """Join the group."""
+        self._desk.troubles["group"] = Unavailable(f"group {self._group!r}: no partitions are assigned yet")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Commit what is done and leave the group; the thread ends soon."""
+        self._stopping.set()
+
+    def wait(self, patience: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(patience)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._serve(self._make(self._config))
+            except KafkaException as failure:  # what the client can't recover from; a new one may
+                self._tell("group", failure.args[0], f"group {self._group!r}")
+                self._stopping.wait(OUTAGE)
+            except Exception as error:  # noqa: BLE001 - a thread that ends silently is a deaf worker
+                _log.exception("group %s: its client is replaced", self._group)
+                self._tell("group", KafkaError(KafkaError._FAIL, repr(error)), f"group {self._group!r}")  # noqa: SLF001
+                self._stopping.wait(OUTAGE)
+
+    def _serve(self, client: Consumer) -> None:
+        client.subscribe([*self._sources], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        try:
+            while not self._stopping.is_set():
+                self._accept(self._read(client))
+                self._look_round(client)
+                self._steer(client)
+                self._commit(client, self._places.values() if self._clock() - self._committed_at >= COMMIT_EVERY else ())
+        finally:
+            client.close()  # which revokes, and so commits
+            self._lose([place.place for place in self.places])
+
+    def _look_round(self, client: Consumer) -> None:
+        """Notice that all is well: an idle partition of a cluster that is back says nothing by itself."""
+        if "servers" in self._desk.troubles:
+            with suppress(KafkaException):
+                client.list_topics(next(iter(self._sources)), timeout=OUTAGE)
+                self._desk.troubles.pop("servers", None)
+        if not self.joined.is_set() and "group" not in self._desk.troubles and all(place.heard for place in self._places.values()):
+            self.joined.set()
+
+    def _read(self, client: Consumer) -> Sequence[Record]:
+        first = client.poll(BUSY_POLL if any(place.paused for place in self._places.values()) else POLL)
+        return [] if first is None else [first, *client.consume(BATCH - 1, 0)]
+
+    def _accept(self, records: Sequence[Record]) -> None:
+        """Events are told apart from records before anything else of them is read. What was revoked meanwhile is dropped."""
+        fresh: list[tuple[Assigned, Entry | None, int]] = []
+        for record in records:
+            place = self._places.get((record.topic() or "", record.partition() or 0))
+            if place is not None:
+                place.heard = True
+            if (error := record.error()) is not None:
+                self._event(error, record, place)
+            elif place is not None:
+                fresh.append((place, self._entry(place, record), record.offset() or 0))
+        if fresh:
+            self._put(fresh)
+
+    def _put(self, fresh: Iterable[tuple[Assigned, Entry | None, int]]) -> None:
+        with self._desk.changed:
+            for place, entry, offset in fresh:
+                self._recovered(place.source.topic)
+                if not place.watermark.begin(offset):
+                    continue
+                if entry is None:
+                    place.watermark.finish(offset)
+                else:
+                    place.shelf.enter(entry)
+            self._desk.changed.notify_all()
+
+    def _entry(self, place: Assigned, record: Record) -> Entry | None:
+        """The job of a record; None for what is none of ours: a tombstone, or a message for another group."""
+        if record.value() is None:
+            self._desk.tombstones += 1
+            _log.info("%s: a tombstone is passed over", _where(record))
+            return None
+        found = arrived(record, place.source.queue)
+        if found.group not in (None, place.source.only):
+            return None
+        return Entry(place, record.offset() or 0, record, found.message, 0)
+
+    def _event(self, error: KafkaError, record: Record, place: Assigned | None) -> None:
+        if error.code() == _EOF:
+            if place is not None:
+                with self._desk.changed:
+                    place.watermark.reach(record.offset() or 0)
+                    self._recovered(place.source.topic)
+        elif error.fatal():
+            raise KafkaException(error)
+        elif error.code() in _SPOKEN:
+            self._tell(record.topic() or "group", error, _where(record))
+        else:
+            _log.warning("%s: %s", _where(record), error.str())
+
+    def _tell(self, key: str, error: KafkaError, place: str) -> None:
+        """Once to the log, and to each `receive` until it is over."""
+        told = translated(error, place)
+        if str(told) != str(self._desk.troubles.get(key)):
+            _log.error("%s", told)
+        with self._desk.changed:
+            self._desk.troubles[key] = told
+            self._desk.changed.notify_all()
+
+    def _recovered(self, topic: str) -> None:
+        """The broker has answered for it."""
+        for key in (topic, "servers"):
+            self._desk.troubles.pop(key, None)
+
+    def _steer(self, client: Consumer) -> None:
+        """Pause and resume as each partition's own state says, never as it was before."""
+        for place in self._places.values():
+            if (wanted := place.wants_pause) is not place.paused:
+                (client.pause if wanted else client.resume)([place.place])
+                place.paused = wanted
+
+    def _commit(self, client: Consumer, places: Iterable[Assigned], *, wait: bool = False) -> None:
+        with self._desk.changed:
+            due = [offset for place in places if (offset := place.due()) is not None]
+        if not due:
+            return
+        self._committed_at = self._clock()
+        try:
+            if wait:
+                client.commit(offsets=due, asynchronous=False)
+            else:
+                client.commit(offsets=due, asynchronous=True)
+        except KafkaException as failure:  # a successor reads them again, and the ledger knows them
+            self._on_commit(failure.args[0], due)
+
+    def _on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
+        if error is None:
+            return
+        _log.warning("group %s: %d offsets were not committed: %s", self._group, len(offsets), error.str())
+        for offset in offsets:
+            if (place := self._places.get((offset.topic, offset.partition))) is not None:
+                place.commit_again()
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() in DENIED or error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._tell("servers", error, str(self._config["bootstrap.servers"]))
+
+    def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        starts = self._starts(client, partitions)
+        client.incremental_assign(starts)
+        with self._desk.changed:
+            self._forget(partitions)
+            for partition in starts:
+                start = partition.offset if partition.offset >= 0 else None
+                place = Assigned(self._sources[partition.topic], partition.partition, start=start, most=self._most)
+                self._places[partition.topic, partition.partition] = place
+                self._desk.open(place)
+            self._desk.troubles.pop("group", None)
+
+    def _starts(self, client: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where the group has committed; for what it has never read, the beginning."""
+        if not partitions:
+            return []
+        try:
+            found = client.committed(partitions, timeout=PATIENCE)
+        except KafkaException as failure:
+            _log.warning("group %s: its offsets can't be read: %s", self._group, failure.args[0].str())
+            return partitions  # the client asks again by itself
+        for start in found:
+            start.offset = start.offset if start.offset >= 0 else self._first
+        return found
+
+    def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take no new work from these, wait a moment for what is out, commit, and let go."""
+        places = self._mine(partitions)
+        late = self._clock() + LAST_WISH
+        with self._desk.changed:
+            self._desk.empty(places)
+            while not self._stopping.is_set() and self._desk.holds(places) and (left := late - self._clock()) > 0:
+                self._desk.changed.wait(left)
+        self._commit(client, places, wait="servers" not in self._desk.troubles)
+        self._lose(partitions)
+
+    def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """They have another owner already: nothing of them is committed."""
+        _log.warning("group %s: %d partitions were lost to others", self._group, len(partitions))
+        self._lose(partitions)
+
+    def _lose(self, partitions: list[TopicPartition]) -> None:
+        with self._desk.changed:
+            self._forget(partitions)
+
+    def _forget(self, partitions: list[TopicPartition]) -> None:
+        self._desk.close(self._mine(partitions))
+        for partition in partitions:
+            self._places.pop((partition.topic, partition.partition), None)
+
+    def _mine(self, partitions: Iterable[TopicPartition]) -> list[Assigned]:
+        keys = [(partition.topic, partition.partition) for partition in partitions]
+        return [self._places[key] for key in keys if key in self._places]
+
+
+def _where(record: Record) -> str:
+    if not record.topic():
+        return "the group"
+    return f"{record.topic()}[{record.partition()}] at {record.offset()}" if (record.partition() or 0) >= 0 else f"topic {record.topic()!r}"

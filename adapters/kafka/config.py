@@ -1,0 +1,153 @@
+"""The final configuration of each client: what a job queue needs, and what the user may say beside it.
+
+A table, not code: `_FORCED` can't be otherwise, `_DEFAULTS` may be changed by the URL. What contradicts is refused at start, never ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from postroom.adapters.errors import ConfigurationError
+
+from .options import SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .options import Options
+
+    Config = dict[str, object]
+
+__all__ = ["MESSAGE_TIMEOUT", "admin_config", "check", "consumer_config", "producer_config", "reader_config", "share_config", "shown"]
+
+LARGEST_RECORD = 4 * 1024 * 1024
+"""The most bytes of a record, here and in the topics that are declared here. A dead letter may have a little more: it says why it died."""
+LETTER_ROOM = 64 * 1024
+MESSAGE_TIMEOUT = 30_000
+"""Milliseconds until a record that got no answer is reported as timed out."""
+
+_SHARED = {"logger": logging.getLogger("postroom.kafka")}
+
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "producer": {
+        "linger.ms": 1,
+        "message.timeout.ms": MESSAGE_TIMEOUT,
+        "message.max.bytes": LARGEST_RECORD + LETTER_ROOM,
+        "partitioner": "murmur2_random",  # what Java and most others do: a key has one partition, whoever publishes it
+        "topic.metadata.propagation.max.ms": 5_000,
+    },
+    "consumer": {
+        "fetch.wait.max.ms": 100,
+        "fetch.queue.backoff.ms": 10,  # with so little fetched ahead, a second is too long to wait for the next
+        "queued.min.messages": 10_000,
+        "queued.max.messages.kbytes": 16_384,
+    },
+}
+_CLASSIC_PROTOCOL = {"partition.assignment.strategy": "cooperative-sticky"}
+
+_FORCED: Mapping[str, Mapping[str, object]] = {
+    "producer": {"enable.idempotence": True, "acks": "all"},
+    "consumer": {
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,  # tells how far the log was read where its last offsets hold no record
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "error",  # new groups are started at the beginning by us; an offset that is gone is an error, not a jump
+    },
+}
+
+_REFUSED = (
+    ("enable.auto.commit", r"true", "a job would count as done when it is handed over"),
+    ("enable.auto.offset.store", r"true", "a job would count as done when it is handed over"),
+    ("acks|request.required.acks", r"(?!all$|-1$).*", "a job is confirmed when all replicas in sync have it"),
+    ("enable.idempotence", r"false", "retries inside the client would change the order of a key"),
+    ("isolation.level", r"(?!read_committed$).*", "a replay of dead letters that was broken off would be seen"),
+    ("enable.partition.eof", r"false", "the end of a partition could not be told from silence"),
+    ("partition.assignment.strategy", r"(?!cooperative-sticky$).*", "each rebalance would take all partitions from all workers"),
+    ("share.acknowledgement.mode", r"(?!explicit$).*", "a job would count as done when the next one is asked for"),
+    ("message.timeout.ms|delivery.timeout.ms", r"0", "publish() would have no bound"),
+    ("auto.offset.reset", r"latest|largest|end", "a new group would skip the jobs that wait; say skip.backlog=yes if that is meant"),
+    ("group.id", r".*", "a group is named where its jobs are declared"),
+    ("transactional.id", r".*", "each replay of dead letters has its own"),
+    ("bootstrap.servers|metadata.broker.list", r".*", "the URL names the servers before the question mark"),
+)
+
+_ONLY: Mapping[str, re.Pattern[str]] = {
+    "producer": re.compile(
+        r"acks|request\.(required\.acks|timeout\.ms)|enable\.(idempotence|gapless.*)|(message|delivery)\.timeout\.ms|linger\.ms|batch\..*|"
+        r"queue\.buffering\..*|compression\..*|retries|message\.send\.max\.retries|partitioner|transaction.*|sticky\..*|queuing\.strategy"
+    ),
+    "consumer": re.compile(
+        r"group\..*|session\..*|heartbeat\..*|max\.(poll|partition)\..*|partition\.assignment\..*|fetch\.(?!message).*|queued\..*|auto\.(offset|commit).*|"
+        r"enable\.(auto|partition).*|isolation\.level|check\.crcs|share\..*|coordinator\..*|client\.rack"
+    ),
+}
+_SECRET = re.compile(r"password|secret|pem|\.key$|oauthbearer\.config|token", re.IGNORECASE)
+
+
+def producer_config(options: Options) -> Config:
+    """For publishing: idempotent, confirmed by all replicas in sync."""
+    return _config(options, "producer")
+
+
+def consumer_config(options: Options, group: str) -> Config:
+    """For a classic group, by either protocol: offsets only by hand."""
+    protocol = {} if options.client.get("group.protocol") == "consumer" else _CLASSIC_PROTOCOL
+    return {**protocol, **_config(options, "consumer"), "group.id": group}
+
+
+def share_config(options: Options, group: str, most: int) -> Config:
+    """For a share group: at most about `most` records at a time, each acknowledged by hand."""
+    limits = {"share.acknowledgement.mode": "explicit", "max.poll.records": most, "group.id": group}
+    unknown = {*_DEFAULTS["consumer"], *_FORCED["consumer"], *_CLASSIC_PROTOCOL} | {"group.protocol", "session.timeout.ms", "heartbeat.interval.ms"}
+    return {name: value for name, value in _config(options, "consumer").items() if name not in unknown} | limits
+
+
+def reader_config(options: Options) -> Config:
+    """For reading a topic from here to its end, outside of any group: an answer at once, also when there is nothing."""
+    return {**consumer_config(options, "postroom-reader"), "fetch.wait.max.ms": 10, "auto.offset.reset": "earliest"}
+
+
+def admin_config(options: Options) -> Config:
+    """For declaring and looking."""
+    mine = {name: value for name, value in options.client.items() if not any(only.fullmatch(name) for only in _ONLY.values())}
+    return {**_SHARED, **mine, "bootstrap.servers": options.servers}
+
+
+def check(options: Options) -> None:
+    """Raise ConfigurationError for an option that contradicts, or that librdkafka does not know. Asks no server."""
+    for names, pattern, why in _REFUSED:
+        for name in names.split("|"):
+            value = options.client.get(name)
+            if value is not None and re.fullmatch(pattern, value, re.IGNORECASE) and not (name == "auto.offset.reset" and options.skip_backlog):
+                raise ConfigurationError(f"{name}={value}: refused, because {why}. The configuration would be: {_all_shown(options)}")
+    try:
+        Producer(producer_config(options))
+        Consumer(consumer_config(options, "postroom-check")).close()
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigurationError(f"{_said(error)}. The configuration would be: {_all_shown(options)}") from None
+
+
+def shown(config: Mapping[str, object]) -> str:
+    """A configuration for people's eyes: sorted, secrets as ***."""
+    return " ".join(f"{name}={'***' if _SECRET.search(name) else value}" for name, value in sorted(config.items()) if name != "logger")
+
+
+def _config(options: Options, kind: str) -> Config:
+    other = _ONLY["consumer" if kind == "producer" else "producer"]
+    mine = {name: value for name, value in options.client.items() if not other.fullmatch(name)}
+    return {**_SHARED, **_DEFAULTS[kind], **mine, **_FORCED[kind], "bootstrap.servers": options.servers}
+
+
+def _all_shown(options: Options) -> str:
+    reading = share_config(options, "<group>", 1) if options.mode == SHARE else consumer_config(options, "<group>")
+    return f"[producer] {shown({**producer_config(options), **options.client})} [consumer] {shown({**reading, **options.client})}"
+
+
+def _said(error: Exception) -> str:
+    first = error.args[0] if error.args else error
+    return first.str() if hasattr(first, "str") else str(first)

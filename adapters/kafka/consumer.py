@@ -1,0 +1,154 @@
+"""A subscription to carriers, whichever kind of group feeds it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from postroom.adapters.errors import Closed, ConfigurationError, LeaseLost
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from postroom.adapters.seam import Delivery
+
+    from .desk import Desk
+    from .entry import Entry
+
+__all__ = ["Feed", "KafkaConsumer"]
+
+FAREWELL = 15.0
+"""How long (seconds) close() waits at most for the clients to leave their groups."""
+
+
+class Feed(Protocol):
+    """Brings jobs to the desk, from a thread of its own."""
+
+    joined: threading.Event
+    """Set once the group has given this member its part, as far as that can be known."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def stop(self) -> None:
+        """End soon, with all that is settled told to the broker."""
+
+    def wait(self, patience: float) -> None:
+        """Wait for the end."""
+
+
+class KafkaConsumer:
+    """See `postroom.adapters.seam.Consumer`.
+
+    An ack is noted at once, and told to the broker a moment later, in ranges: after a crash between it is delivered again.
+    A released delivery comes again to this consumer; others get it when this one closes. `bury` has a dead letter confirmed, or raises.
+    """
+
+    def __init__(self, desk: Desk, feeds: Sequence[Feed], bury: Callable[[Entry, str], None]) -> None:
+        self._desk = desk
+        self._feeds = feeds
+        self._bury = bury
+        self._pid = os.getpid()
+        self.closed = False
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Delivery]:
+        """Return what was read, or wait up to `timeout` seconds for it; see `Consumer.receive`. Raises what keeps jobs from coming."""
+        late = time.monotonic() + timeout
+        with self._desk.changed:
+            while True:
+                self._require_open()
+                taken = self._desk.take(limit)
+                if not taken:
+                    self._raise_trouble()
+                left = late - time.monotonic()
+                if taken or left <= 0:
+                    return taken
+                self._desk.changed.wait(left)
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """running -> done."""
+        self._settle(deliveries, self._desk.end)
+
+    def fail(self, delivery: Delivery, error: str, delay: float = 0.0) -> None:  # noqa: ARG002 - the seam's
+        """Not here."""
+        raise ConfigurationError("this backend can't hold a job back (no native_delay): publish the retry when it is due, and ack this delivery")
+
+    def release(self, deliveries: Sequence[Delivery], delay: float = 0.0) -> None:
+        """running -> pending, uncharged."""
+        if delay:
+            raise ConfigurationError("this backend can't hold a job back (no native_delay): release it without a delay")
+        self._settle(deliveries, self._desk.put_back)
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        """running -> failed: the letter is confirmed first. Blocks as long as publish(); raises Unavailable, and it is held as before."""
+        with self._desk.changed:
+            self._require_open()
+            entry = self._desk.pick_up(delivery)
+        if entry is None:
+            _raise_for([delivery])
+            return
+        try:
+            self._bury(entry, reason)
+        except BaseException:
+            with self._desk.changed:
+                self._desk.hold_again(delivery, entry)
+            raise
+        with self._desk.changed:
+            lost = entry.place.over
+            self._desk.end(entry, buried=True)
+        _raise_for([delivery] if lost else [])
+
+    def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Leave the groups; what is not settled goes to others. A `receive` that waits in another thread raises Closed."""
+        if self.closed or self._pid != os.getpid():
+            return
+        with self._desk.changed:
+            self.closed = True
+            self._desk.changed.notify_all()
+        for feed in self._feeds:
+            feed.stop()
+        for feed in self._feeds:
+            feed.wait(FAREWELL)
+
+    def running(self, carrier: str) -> int:
+        """How many deliveries of a carrier are out."""
+        with self._desk.changed:
+            return 0 if self.closed else self._desk.running[carrier]
+
+    @property
+    def tombstones(self) -> int:
+        """How many records without a value were passed over."""
+        return self._desk.tombstones
+
+    def _settle(self, deliveries: Sequence[Delivery], step: Callable[[Entry], None]) -> None:
+        lost = []
+        with self._desk.changed:
+            self._require_open()
+            for delivery in deliveries:
+                entry = self._desk.pick_up(delivery)
+                if entry is None:
+                    lost.append(delivery)
+                else:
+                    step(entry)
+        _raise_for(lost)
+
+    def _raise_trouble(self) -> None:
+        for trouble in reversed(self._desk.troubles.values()):  # the newest says most
+            raise type(trouble)(str(trouble))
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise Closed("this consumer is closed")
+        if self._pid != os.getpid():
+            raise Closed(f"this consumer belongs to process {self._pid}: a forked child must call consume() itself")
+
+
+def _raise_for(lost: Sequence[Delivery]) -> None:
+    if lost:
+        names = ", ".join(delivery.message.id for delivery in lost)
+        raise LeaseLost(f"no longer held by this consumer: {names}", lost)

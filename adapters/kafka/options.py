@@ -1,0 +1,93 @@
+"""The URL of a Kafka cluster, and what it may say.
+
+    kafka://[user:password@]host:9092[,host2:9092][?option=value&...]
+
+`mode` is `classic` (default) or `share`; `partitions` and `replication` are for topics that are declared here; `topic.<name>` is a configuration of
+theirs (`topic.retention.ms=604800000`); `skip.backlog=yes` lets a new group start at the end. Every other option is librdkafka's own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote
+
+from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.urls import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CLASSIC", "SHARE", "Options", "parse"]
+
+CLASSIC, SHARE = "classic", "share"
+
+_TOPIC = re.compile(r"topic\.(?!metadata\.|blacklist)")  # those are the client's own
+_YES = {"yes": True, "true": True, "no": False, "false": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a URL says. `partitions` and `replication` None leave the number to the cluster, and what is there is not compared."""
+
+    servers: str
+    mode: str = CLASSIC
+    partitions: int | None = None
+    replication: int | None = None
+    topic: Mapping[str, str] = field(default_factory=dict)
+    client: Mapping[str, str] = field(default_factory=dict)
+    skip_backlog: bool = False
+
+
+def parse(url: str) -> Options:
+    """Read a URL. Raises ConfigurationError that names the option and never holds the secret."""
+    _, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    credentials, _, servers = place.rstrip("/").rpartition("@")
+    if not servers or "/" in servers:
+        raise ConfigurationError(f"{redact(url)!r}: write kafka://host:9092, several as kafka://one:9092,two:9092")
+    given = _pairs(query, url)
+    return Options(
+        servers=servers,
+        mode=_one_of((CLASSIC, SHARE), "mode", given.pop("mode", CLASSIC)),
+        partitions=_count("partitions", given.pop("partitions", None)),
+        replication=_count("replication", given.pop("replication", None)),
+        skip_backlog=_YES[_one_of(_YES, "skip.backlog", given.pop("skip.backlog", "no"))],
+        topic={name.partition(".")[2]: given.pop(name) for name in [*given] if _TOPIC.match(name)},
+        client={**_login(credentials), **given},
+    )
+
+
+def _pairs(query: str, url: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ConfigurationError(f"{redact(url)!r}: write options as name=value, joined by &") from None
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise ConfigurationError(f"{redact(url)!r}: an option is given twice")
+    return given
+
+
+def _login(credentials: str) -> dict[str, str]:
+    """SASL PLAIN over TLS, unless the options say otherwise: a password is not sent in the clear by default."""
+    if not credentials:
+        return {}
+    user, _, password = credentials.partition(":")
+    login = {"sasl.username": unquote(user), "sasl.password": unquote(password)}
+    return {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **login}
+
+
+def _one_of(choice: Mapping[str, bool] | tuple[str, ...], name: str, value: str) -> str:
+    if value not in choice:
+        raise ConfigurationError(f"{name}={value!r}: it is one of {', '.join(choice)}")
+    return value
+
+
+def _count(name: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and int(value)):
+        raise ConfigurationError(f"{name}={value!r}: it is a number from 1")
+    return int(value)

@@ -1,0 +1,127 @@
+"""A message as a record, and back. A header of Kafka is bytes: text goes as it is, and one header more names the types of the others."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from postroom.adapters.seam import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import confluent_kafka
+
+    from postroom.adapters.seam import Header
+
+__all__ = ["ENVELOPE_ID", "GROUP", "ID", "RESERVED", "Arrived", "Pair", "Record", "arrived", "as_text", "headers_of", "record_of"]
+
+ENVELOPE_ID = "postroom-id"
+ID = "postroom-message-id"
+TYPES = "postroom-header-types"
+GROUP = "postroom-only-group"
+RESERVED = frozenset({ID, TYPES, GROUP})
+"""Headers of the adapter's own: no message that is delivered shows them."""
+
+Pair = tuple[str, str | bytes | None]
+
+_CODES = {int: "int", bool: "bool", bytes: "bytes"}
+
+
+class Record(NamedTuple):
+    """What is produced: a tuple, because there are so many of them. `queue` is the name that the caller knows it by."""
+
+    topic: str
+    queue: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[Pair]
+
+
+class Arrived(NamedTuple):
+    """What a record says. `group` names the only group of its topic that it is for; None: it is for all."""
+
+    message: Message
+    group: str | None
+
+
+def record_of(message: Message, topic: str, group: str | None) -> Record:
+    """A message as a record of `topic`, for one group of it or for all. Raises ValueError for text that can't travel."""
+    pairs = _pairs(message.headers)
+    if message.headers.get(ENVELOPE_ID) != message.id:
+        pairs.append((ID, message.id))
+    if group is not None:
+        pairs.append((GROUP, group))
+    key = message.ordering_key
+    return Record(topic, message.queue, None if key is None else key.encode(), message.body, pairs)
+
+
+def arrived(record: confluent_kafka.Message[Any, Any], queue: str) -> Arrived:
+    """Read a record, of anyone's: one without our headers gets an id made of its place, and loses nothing."""
+    raw = dict(headers_of(record))
+    types = _types(as_bytes(raw.get(TYPES)) or b"{}")
+    headers = {name: _value(value, types.get(name)) for name, value in raw.items() if name not in RESERVED}
+    message = Message(id=_id(raw, record), queue=queue, body=record.value() or b"", headers=headers, ordering_key=_key(record.key()))
+    return Arrived(message, as_text(raw.get(GROUP)))
+
+
+def headers_of(record: confluent_kafka.Message[Any, Any]) -> list[Pair]:
+    """The headers of a record, in order, as they travelled."""
+    return cast("list[Pair]", record.headers() or [])
+
+
+def as_text(value: str | bytes | None) -> str | None:
+    """A header that is text. What is no UTF-8 shows its bytes."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """A header as it travelled."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def _pairs(headers: Mapping[str, Header]) -> list[Pair]:
+    pairs = cast("list[Pair]", [*headers.items()])
+    written, types = _shape(tuple(headers), tuple(map(type, headers.values())))
+    for number in written:
+        name, value = pairs[number]
+        pairs[number] = name, str(value)
+    if types:
+        pairs.append((TYPES, types))
+    return pairs
+
+
+@lru_cache(maxsize=1024)
+def _shape(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[Sequence[int], bytes]:
+    """Which headers of this shape are written out as text, and the header that names their types. Most messages have one of a few shapes."""
+    typed = {name: _CODES[kind] for name, kind in zip(names, kinds, strict=True) if kind not in (str, type(None))}
+    written = [number for number, kind in enumerate(kinds) if kind in (int, bool)]
+    return written, json.dumps(typed, separators=(",", ":")).encode() if typed else b""
+
+
+@lru_cache(maxsize=256)
+def _types(header: bytes) -> Mapping[str, str]:
+    try:
+        found = json.loads(header)
+    except ValueError:  # somebody else's header of that name
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _value(value: str | bytes | None, code: str | None) -> Header:
+    if value is None or code == "bytes":
+        return value
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+        return int(text) if code == "int" else text == "True" if code == "bool" else text
+    except ValueError:
+        return value
+
+
+def _id(raw: Mapping[str, str | bytes | None], record: confluent_kafka.Message[Any, Any]) -> str:
+    return as_text(raw.get(ID)) or as_text(raw.get(ENVELOPE_ID)) or f"{record.topic()}-{record.partition()}-{record.offset()}"
+
+
+def _key(key: bytes | None) -> str | None:
+    return None if key is None else key.decode(errors="backslashreplace")

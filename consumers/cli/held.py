@@ -1,0 +1,47 @@
+"""What a relay could not send and will try again: said at the end of a drain, which has not done all then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+
+from postroom.adapters.sql.engine import reading
+from postroom.adapters.sql.transaction import transact
+from postroom.adapters.sql.types import now
+from postroom.outbox.relay import Relay
+from postroom.outbox.tables import outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Connection, Engine
+
+    from postroom.adapters.seam import Adapter
+
+__all__ = ["held", "held_after", "reasons"]
+
+_PENDING = outbox.c.status == "pending"
+_HELD = select(outbox.c.last_error, func.count()).where(_PENDING, outbox.c.retry_at.is_not(None)).group_by(outbox.c.last_error)
+_UNTRIED = select(outbox.c.seq).where(_PENDING, outbox.c.retry_at.is_(None), outbox.c.available_at <= now()).limit(1)
+
+
+def held(engine: Engine) -> Mapping[str, int]:
+    """How many rows the broker would not take yet, for each of its reasons."""
+    return transact(reading(engine), _read)
+
+
+def held_after(engine: Engine, adapter: Adapter) -> Mapping[str, int]:
+    """The same, after one try with what no relay has tried yet: the work can be over before its relay has come that far."""
+    if transact(reading(engine), lambda connection: connection.execute(_UNTRIED).first()):
+        Relay(engine, adapter).drain()
+    return held(engine)
+
+
+def reasons(waiting: Mapping[str, int]) -> str:
+    """Say it, a line for each reason."""
+    return "\n".join(f"held {count}: {reason}" for reason, count in waiting.items())
+
+
+def _read(connection: Connection) -> dict[str, int]:
+    return {reason or "the broker gave no reason": count for reason, count in connection.execute(_HELD)}

@@ -1,0 +1,87 @@
+"""A RabbitMQ that a test may break, and questions to it that the adapter has no part in."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pika
+import pika.exceptions
+from pika.adapters.blocking_connection import BlockingChannel
+
+__all__ = ["Server", "raw"]
+
+START_SECONDS = 120
+
+
+@contextmanager
+def raw(url: str) -> Iterator[BlockingChannel]:
+    """A channel of the tests' own."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    try:
+        yield connection.channel()
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+class Server:
+    """A server in a container of its own, by its URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.port = urlsplit(url).port or 0
+        self._container = _docker("ps", "--quiet", "--filter", f"publish={self.port}").strip()
+
+    def ctl(self, *arguments: str) -> str:
+        """`rabbitmqctl` with these arguments."""
+        return _docker("exec", self._container, "rabbitmqctl", "--quiet", *arguments)
+
+    def kill(self) -> None:
+        """SIGKILL. Which quorum queues there are, RabbitMQ writes down a moment after it has said so: that moment is over."""
+        self.ctl("eval", "[dets:sync(Table) || Table <- dets:all()].")
+        _docker("kill", self._container)
+
+    def start(self) -> None:
+        """Start it again after `kill`, and wait until it answers: some seconds."""
+        _docker("start", self._container)
+        late = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert time.monotonic() < late, "RabbitMQ did not start again"
+            time.sleep(0.1)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It stands still: nothing is answered, nothing is closed."""
+        _docker("pause", self._container)
+        try:
+            yield
+        finally:
+            _docker("unpause", self._container)
+
+    @contextmanager
+    def alarmed(self) -> Iterator[None]:
+        """It believes to be out of memory, and takes no publishes."""
+        self.ctl("set_vm_memory_high_watermark", "0.00001")
+        try:
+            yield
+        finally:
+            self.ctl("set_vm_memory_high_watermark", "0.6")
+
+    def _answers(self) -> bool:
+        try:
+            pika.BlockingConnection(pika.URLParameters(self.url)).close()
+        except pika.exceptions.AMQPError:
+            return False
+        return True
+
+    def environment(self, name: str, value: str) -> None:
+        """Set a variable of the application `rabbit`, in Erlang's words, for channels that are opened from then on."""
+        self.ctl("eval", f"application:set_env(rabbit, {name}, {value}), catch rabbit:persist_static_configuration().")
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,264 @@
+"""A classic group: nothing is passed over, nothing is settled for somebody else, nothing is mistaken for a job."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Consumer
+
+from postroom.adapters import LeaseLost, Unavailable
+from postroom.adapters.kafka import classic
+from support.kafka import PATIENCE, Mock, Opened, Recorder, bodies, opened, wait_until
+
+pytestmark = pytest.mark.unreleased
+
+
+@pytest.fixture(scope="module")
+def mock() -> Mock:
+    return Mock()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"emails-{uuid.uuid4().hex[:8]}"
+
+
+def test_s024_a_failure_is_not_skipped_by_the_next_success(mock, topic):
+    mock.produce(topic, b"0", b"1", b"2")
+    with opened(mock.url, topic) as first:
+        zero, _failed, two = first.receive(3)
+        first.consumer.ack([zero, two])
+    assert mock.committed(topic, "g") == 1
+    with opened(mock.url, topic) as second:
+        assert bodies(second.receive(2)) == [b"1", b"2"]
+
+
+def test_s024_a_failure_is_passed_once_its_dead_letter_is_confirmed(mock, topic):
+    mock.produce(topic, b"0", b"1", b"2")
+    with opened(mock.url, topic) as first:
+        zero, failed, two = first.receive(3)
+        first.consumer.ack([zero, two])
+        first.consumer.dead_letter(failed, "no such address")
+    assert mock.committed(topic, "g") == 3
+    with opened(mock.url, f"{topic}.dlq") as letters:
+        (letter,) = letters.receive(1)
+        assert (letter.message.body, letter.message.headers["postroom-dead-reason"]) == (b"1", "no such address")
+
+
+def test_s027_a_completion_from_before_a_revoke_is_never_committed(mock, topic, monkeypatch):
+    monkeypatch.setattr(classic, "LAST_WISH", 0.1)
+    for partition in range(4):
+        mock.produce(topic, b"0", b"1", partition=partition)
+    recorder = Recorder(Spy)
+    with opened(mock.url, topic, make=recorder) as first:
+        held = first.receive(8)
+        with opened(mock.url, topic) as second:
+            again = second.receive(4)
+            second.consumer.ack(again)
+            lost = _lost(first, held)
+            assert {id(delivery) for delivery in lost} < {id(delivery) for delivery in held}
+            assert sorted(bodies(lost)) == sorted(bodies(again))
+            wait_until(lambda: sum(mock.committed(topic, "g", partition) == 2 for partition in range(4)) == 4)
+    assert {mock.committed(topic, "g", partition) for partition in range(4)} == {2}
+    assert recorder.made[0].never_went_back()
+
+
+def test_s028_losing_a_partition_fails_no_job_and_the_consumer_goes_on(mock, topic, monkeypatch):
+    monkeypatch.setattr(classic, "LAST_WISH", 0.1)
+    for partition in range(4):
+        mock.produce(topic, b"0", partition=partition)
+    with opened(mock.url, topic) as first:
+        held = first.receive(4)
+        with opened(mock.url, topic) as second:
+            second.receive(2)
+            assert len(_lost(first, held)) == 2
+        for partition in range(4):
+            mock.produce(topic, b"new", partition=partition)
+        assert bodies(first.receive(6)).count(b"new") == 4
+
+
+def test_s029_a_handler_longer_than_the_poll_interval_is_not_evicted(mock, topic):
+    mock.produce(topic, b"0")
+    recorder = Recorder(Spy)
+    with opened(f"{mock.url}&max.poll.interval.ms=6000", topic, make=recorder) as only:
+        (delivery,) = only.receive(1)
+        wait_until(lambda: recorder.made[0].spans_polls(7.0))
+        only.consumer.ack([delivery])
+        mock.produce(topic, b"1")
+        assert bodies(only.receive(1)) == [b"1"]
+    assert recorder.made[0].assignments == 1
+    assert mock.committed(topic, "g") == 1
+
+
+def test_s030_s057_an_error_event_is_never_a_job_and_is_told_for_as_long_as_it_lasts(mock):
+    missing = Opened(mock.url.replace("?", "?allow.auto.create.topics=false&"), "no topic of this name can be")
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            missing.consumer.receive(1, 0.2)
+    assert missing.desk.running.total() == 0
+    missing.consumer.close()
+
+
+def test_s031_what_was_handed_over_and_not_done_comes_again(mock, topic):
+    mock.produce(topic, b"0")
+    with opened(mock.url, topic) as first:
+        first.receive(1)
+    assert mock.committed(topic, "g") <= 0
+    with opened(mock.url, topic) as second:
+        assert bodies(second.receive(1)) == [b"0"]
+
+
+def test_s042_a_tombstone_is_passed_over_and_counted_and_an_empty_body_is_a_job(mock, topic):
+    mock.produce(topic, b"good", None, b"", b"also good", key=b"k")
+    with opened(mock.url, topic) as only:
+        received = only.receive(3)
+        assert bodies(received) == [b"good", b"", b"also good"]
+        only.consumer.ack(received)
+        assert only.consumer.tombstones == 1
+    assert mock.committed(topic, "g") == 4
+
+
+def test_s043_a_partition_of_nothing_but_falsy_messages_is_read_to_its_end(mock, topic):
+    mock.produce(topic, None, b"", None)
+    with opened(mock.url, topic) as only:
+        only.consumer.ack(only.receive(1))
+        wait_until(lambda: only.consumer.tombstones == 2)
+    assert mock.committed(topic, "g") == 3
+
+
+def test_s044_a_commit_names_what_is_done_and_never_what_was_polled(mock, topic):
+    mock.produce(topic, b"0", b"1")
+    recorder = Recorder(Spy)
+    with opened(mock.url, topic, make=recorder) as first:
+        first.receive(2)
+    assert all(offsets for offsets in recorder.made[0].commits)
+    assert mock.committed(topic, "g") <= 0
+
+
+def test_s050_a_new_group_starts_with_the_oldest_job(mock, topic):
+    mock.produce(topic, b"0", b"1", b"2")
+    with opened(mock.url, topic, group="fresh") as only:
+        assert bodies(only.receive(3)) == [b"0", b"1", b"2"]
+
+
+def test_s052_a_revoke_waits_for_the_jobs_that_are_out_and_drops_those_that_are_not(mock, topic):
+    for partition in range(4):
+        mock.produce(topic, b"0", b"1", partition=partition)
+    with opened(mock.url, topic, prefetch=4, ordered=False) as first:
+        held = first.receive(4)
+        second = Opened(mock.url, topic)
+        wait_until(lambda: first.desk.serving(topic) == 2)
+        assert not second.feed.places
+        first.consumer.ack(held)
+        assert second.feed.joined.wait(30)
+        wait_until(lambda: len(second.feed.places) == 2)
+        assert not _lost(first, first.rest())
+        second.consumer.close()
+
+
+def test_s054_after_rebalances_a_full_consumer_reads_on_once_it_has_room(mock, topic):
+    for partition in range(4):
+        mock.produce(topic, *[b"%d" % partition] * 150, partition=partition)
+    with opened(mock.url, topic, prefetch=5) as busy:
+        held = busy.receive(5)
+        assert busy.rest() == []
+        wait_until(lambda: any(place.paused for place in busy.feed.places))
+        with opened(mock.url, topic):
+            wait_until(lambda: len(busy.feed.places) == 2)
+        wait_until(lambda: len(busy.feed.places) == 4)
+        held += busy.rest()
+        assert busy.desk.running.total() == 5
+        lost = _lost(busy, held)
+        done = {delivery.message.id for delivery in held if delivery not in lost}
+        while len(done) < 600:
+            batch = busy.consumer.receive(5, PATIENCE)
+            assert 1 <= len(batch) == busy.desk.running.total() <= 5
+            busy.consumer.ack(batch)
+            done |= {delivery.message.id for delivery in batch}
+
+
+def test_reading_stops_at_a_bounded_distance_from_a_job_that_is_stuck(mock, topic, monkeypatch):
+    monkeypatch.setattr("postroom.adapters.kafka.assigned.SPAN", 50)
+    mock.produce(topic, *[b"x"] * 2000)
+    with opened(mock.url, topic, prefetch=20) as only:
+        stuck, *others = only.receive(20)
+        while others:
+            only.consumer.ack(others)
+            others = only.rest(0.3)
+        (place,) = [place for place in only.feed.places if place.partition == 0]
+        assert place.wants_pause
+        assert 50 <= place.watermark.span < 50 + 2 * classic.BATCH
+        only.consumer.ack([stuck])
+        assert only.receive(1)
+
+
+def test_a_released_job_is_taken_again_before_younger_ones_and_no_rebalance_is_waited_for(mock, topic):
+    mock.produce(topic, b"0", b"1", b"2")
+    with opened(mock.url, topic, prefetch=2) as only:
+        zero, one = only.receive(2)
+        only.consumer.release([one, zero])
+        assert bodies(only.receive(2)) == [b"0", b"1"]
+
+
+def test_in_an_ordered_queue_another_key_of_the_same_partition_goes_on(mock, topic):
+    for key, value in ((b"a", b"a1"), (b"a", b"a2"), (b"b", b"b1"), (b"a", b"a3")):
+        mock.produce(topic, value, key=key)
+    with opened(mock.url, topic, ordered=True) as only:
+        a1, b1 = only.receive(2)
+        assert bodies([a1, b1]) == [b"a1", b"b1"]
+        assert only.rest() == []
+        only.consumer.release([a1])
+        (again,) = only.receive(1)
+        only.consumer.ack([again])
+        assert bodies(only.rest()) == [b"a2"]
+
+
+def test_a_message_of_anyone_is_a_job_with_an_id_made_of_its_place(mock, topic):
+    mock.produce(topic, b"plain", key=b"\xff")
+    with opened(mock.url, topic) as only:
+        (delivery,) = only.receive(1)
+        assert (delivery.message.id, delivery.message.ordering_key) == (f"{topic}-0-0", "\\xff")
+
+
+def _lost(made: Opened, deliveries) -> list:
+    try:
+        made.consumer.ack(deliveries)
+    except LeaseLost as lost:
+        return list(lost.lost)
+    return []
+
+
+class Spy(Consumer):
+    """A real client that notes what is asked of it."""
+
+    def __init__(self, settings) -> None:
+        super().__init__(settings)
+        self.commits: list[list] = []
+        self.assignments = 0
+        self._started = time.monotonic()
+        self._polled_at = self._started
+
+    def poll(self, timeout):
+        self._polled_at = time.monotonic()
+        return super().poll(timeout)
+
+    def commit(self, *, offsets, asynchronous):
+        self.commits.append(offsets)
+        return super().commit(offsets=offsets, asynchronous=asynchronous)
+
+    def incremental_assign(self, partitions):
+        self.assignments += 1
+        super().incremental_assign(partitions)
+
+    def never_went_back(self) -> bool:
+        """Whether the offsets committed for each partition only ever grew."""
+        grown: dict[int, list[int]] = {}
+        for offset in (offset for commit in self.commits for offset in commit):
+            grown.setdefault(offset.partition, []).append(offset.offset)
+        return all(offsets == sorted(offsets) for offsets in grown.values())
+
+    def spans_polls(self, seconds: float) -> bool:
+        """Whether it was polled for so long, and a moment ago."""
+        return self._polled_at - self._started > seconds

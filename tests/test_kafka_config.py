@@ -1,0 +1,150 @@
+"""What the URL says, what the clients really get, and what is refused at start."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from confluent_kafka import Consumer
+
+from postroom.adapters import ConfigurationError, connect
+from postroom.adapters.kafka import config
+from postroom.adapters.kafka.options import Options, parse
+from support.kafka import Opened, Recorder
+
+SECRET = "p4ssw0rd"  # noqa: S105 - the one that must not be shown
+
+NOBODY = "kafka://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("kafka://host:9092", Options(servers="host:9092")),
+        ("kafka://one:9092,two:9093/", Options(servers="one:9092,two:9093")),
+        ("kafka://host:9092?mode=share&partitions=6&replication=3", Options(servers="host:9092", mode="share", partitions=6, replication=3)),
+        ("kafka://host:9092?topic.retention.ms=1000", Options(servers="host:9092", topic={"retention.ms": "1000"})),
+        ("kafka://host:9092?linger.ms=7", Options(servers="host:9092", client={"linger.ms": "7"})),
+        ("kafka://host:9092?skip.backlog=yes", Options(servers="host:9092", skip_backlog=True)),
+    ],
+)
+def test_a_url_says_where_and_how(url, options):
+    assert parse(url) == options
+
+
+def test_a_user_and_a_password_mean_sasl_over_tls_unless_the_options_say_otherwise():
+    given = parse(f"kafka://us%40er:{SECRET}@host:9092?sasl.mechanism=SCRAM-SHA-512&ssl.ca.location=/ca.pem").client
+    assert given == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "us@er",
+        "sasl.password": SECRET,
+        "ssl.ca.location": "/ca.pem",
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("kafka://", "write kafka://host:9092"),
+        ("kafka://host:9092/topic", "write kafka://host:9092"),
+        ("kafka://host:9092?mode=shared", "mode='shared': it is one of classic, share"),
+        ("kafka://host:9092?partitions=0", "partitions='0': it is a number from 1"),
+        ("kafka://host:9092?partitions=six", "partitions='six': it is a number from 1"),
+        ("kafka://host:9092?skip.backlog=maybe", "skip.backlog='maybe'"),
+        ("kafka://host:9092?linger.ms", "write options as name=value"),
+        ("kafka://host:9092?acks=all&acks=1", "an option is given twice"),
+    ],
+)
+def test_a_url_that_says_nothing_sensible_is_refused(url, told):
+    with pytest.raises(ConfigurationError, match=told):
+        connect(url)
+
+
+EFFECTIVE = [
+    ("enable.auto.commit", False),
+    ("enable.auto.offset.store", False),
+    ("auto.offset.reset", "error"),
+    ("isolation.level", "read_committed"),
+    ("enable.partition.eof", True),
+    ("partition.assignment.strategy", "cooperative-sticky"),
+    ("max.poll.interval.ms", "9000"),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), EFFECTIVE)
+def test_s032_every_option_reaches_the_consumer_s_client(option, value):
+    recorder = Recorder(Consumer)
+    made = Opened(f"{NOBODY}?max.poll.interval.ms=9000&session.timeout.ms=6000&linger.ms=3", "emails", make=recorder)
+    made.consumer.close()
+    assert recorder.configs[0][option] == value
+    assert "linger.ms" not in recorder.configs[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("enable.idempotence", True), ("acks", "all"), ("partitioner", "murmur2_random"), ("linger.ms", "3"), ("bootstrap.servers", "host:9092")],
+)
+def test_s032_every_option_reaches_the_producer_s_client(option, value):
+    final = config.producer_config(parse("kafka://host:9092?linger.ms=3&session.timeout.ms=6000"))
+    assert final[option] == value
+    assert "session.timeout.ms" not in final
+
+
+def test_a_share_group_s_client_gets_no_option_of_the_other_kind():
+    final = config.share_config(parse("kafka://host:9092?mode=share&session.timeout.ms=6000&client.rack=north"), "g", 5)
+    assert final["share.acknowledgement.mode"] == "explicit"
+    assert (final["max.poll.records"], final["client.rack"]) == (5, "north")
+    assert not {"enable.auto.commit", "session.timeout.ms", "partition.assignment.strategy"} & final.keys()
+
+
+def test_the_new_protocol_of_groups_takes_no_strategy():
+    final = config.consumer_config(parse("kafka://host:9092?group.protocol=consumer"), "g")
+    assert final["group.protocol"] == "consumer"
+    assert "partition.assignment.strategy" not in final
+    connect("kafka://host:9092?group.protocol=consumer").close()
+
+
+REFUSED = {
+    "s031_enable.auto.commit=true": "handed over",
+    "s031_enable.auto.offset.store=TRUE": "handed over",
+    "s050_auto.offset.reset=latest": "say skip.backlog=yes",
+    "s056_enable.idempotence=false": "order of a key",
+    "s056_acks=1": "all replicas",
+    "s056_request.required.acks=0": "all replicas",
+    "s056_max.in.flight=6": "max.in.flight",
+    "isolation.level=read_uncommitted": "broken off",
+    "partition.assignment.strategy=range": "each rebalance",
+    "share.acknowledgement.mode=implicit": "next one",
+    "message.timeout.ms=0": "no bound",
+    "group.id=mine": "a group is named",
+    "transactional.id=mine": "its own",
+    "bootstrap.servers=elsewhere:1": "before the question mark",
+    "s032_no.such.option=1": "No such configuration property",
+    "s032_linger.ms=soon": "linger.ms",
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_an_option_that_contradicts_or_is_unknown_is_refused_at_start_with_the_final_configuration(option):
+    with pytest.raises(ConfigurationError) as refused:
+        connect(f"kafka://user:{SECRET}@host:9092?ssl.key.password={SECRET}&{re.sub('^s[0-9]{3}_', '', option)}")
+    told = str(refused.value)
+    assert REFUSED[option] in told
+    assert "acks=" in told
+    assert "sasl.password=***" in told
+    assert SECRET not in told
+
+
+def test_the_opposite_of_a_default_may_be_asked_for():
+    final = parse("kafka://host:9092?acks=-1&enable.auto.commit=false&skip.backlog=yes&auto.offset.reset=latest&partitioner=consistent_random")
+    config.check(final)
+    assert config.producer_config(final)["partitioner"] == "consistent_random"
+    assert config.producer_config(final)["acks"] == "all"
+
+
+def test_connecting_asks_no_server():
+    adapter = connect(f"{NOBODY}?mode=share")
+    assert not adapter.capabilities.ordered
+    adapter.close()
+    adapter.close()

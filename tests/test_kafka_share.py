@@ -1,0 +1,244 @@
+"""A share group goes round by round, and acknowledges every record of a round before it asks for the next."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import AcknowledgeType, KafkaError, KafkaException, Message
+
+from postroom.adapters import LeaseLost, Outcome, Unavailable, Verdict
+from postroom.adapters.kafka.consumer import KafkaConsumer
+from postroom.adapters.kafka.desk import Desk
+from postroom.adapters.kafka.entry import Source
+from postroom.adapters.kafka.share import ShareFeed
+from postroom.adapters.kafka.share_state import Progress, home_of, progress_of
+from postroom.adapters.kafka.topology import Limits
+from postroom.adapters.weights import Turns
+from support.kafka import PATIENCE, wait_until
+
+pytestmark = pytest.mark.unreleased
+
+ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
+CONFIRMED = Outcome(Verdict.CONFIRMED)
+
+
+def record(offset: int, value: bytes | None = b"{}", *, deliveries: int = 1, group: str | None = None) -> Message:
+    headers = [("postroom-only-group", group.encode())] if group else []
+    return Message(topic="emails", partition=0, offset=offset, value=value, headers=headers, delivery_count=deliveries)
+
+
+class Scripted:
+    """A share consumer whose polls are told beforehand; it insists, as the real one does, that all of a poll is acknowledged before the next."""
+
+    def __init__(self, *rounds) -> None:
+        self._rounds = list(rounds)
+        self._open: set[int] = set()
+        self.ends: dict[int, AcknowledgeType] = {}
+        self.idle = threading.Event()
+
+    def subscribe(self, topics) -> None:
+        assert topics == ["emails"]
+
+    def set_acknowledgement_commit_callback(self, callback) -> None:
+        self.told = callback
+
+    def poll(self, _seconds: float):
+        assert not self._open, "records of the last poll were not acknowledged"
+        if not self._rounds:
+            self.idle.set()
+            threading.Event().wait(0.01)
+            return []
+        records = self._rounds.pop(0)
+        if isinstance(records, Exception):
+            raise records
+        self._open = {each.offset() for each in records}
+        return records
+
+    def acknowledge(self, each, how) -> None:
+        self._open.remove(each.offset())
+        self.ends[each.offset()] = how
+
+    def commit_sync(self, _seconds: float):
+        return {}
+
+    def close(self) -> None:
+        assert not self._open
+
+
+class Copier:
+    """Publishes as it is told to."""
+
+    def __init__(self, outcome: Outcome = CONFIRMED) -> None:
+        self.sent: list = []
+        self._outcome = outcome
+
+    def send(self, records):
+        self.sent += records
+        return [self._outcome] * len(records)
+
+
+class Stand:
+    """A consumer on a scripted client, with a clock that the test moves."""
+
+    def __init__(self, client: Scripted, *, copier: Copier | None = None, prefetch: int = 10, clients=None) -> None:
+        self.now = 0.0
+        source = Source(carrier="emails", topic="emails", group="g", only=None, queue="emails", ordered=False, dead_letter="emails.dlq")
+        self.desk = Desk(["emails"], Turns({"emails": 1}), prefetch)
+        made = iter(clients or [client])
+        self.feed = ShareFeed(
+            {"group.id": "g"},
+            {"emails": source},
+            self.desk,
+            copier or Copier(),
+            limits=Limits(lock=30.0, deliveries=10),
+            make=lambda _: next(made),
+            clock=lambda: self.now,
+        )
+        self.consumer = KafkaConsumer(self.desk, [self.feed], lambda _entry, _reason: None)
+        self.feed.start()
+
+    def expire(self) -> None:
+        with self.desk.changed:
+            self.now += 29.0
+            self.desk.changed.notify_all()
+
+
+@pytest.fixture
+def stand():
+    made = []
+
+    def make(*args, **options) -> Stand:
+        made.append(Stand(*args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.consumer.close()
+
+
+def test_each_settlement_becomes_its_acknowledgement(stand):
+    client = Scripted([record(0), record(1), record(2)])
+    consumer = stand(client).consumer
+    zero, one, two = consumer.receive(3, PATIENCE)
+    consumer.ack([two])
+    consumer.dead_letter(one, "no such address")
+    consumer.ack([zero])
+    assert client.idle.wait(PATIENCE)
+    assert client.ends == {0: ACCEPT, 1: REJECT, 2: ACCEPT}
+
+
+def test_the_next_round_waits_for_the_last_settlement_of_this_one(stand):
+    client = Scripted([record(0), record(1)], [record(2)])
+    consumer = stand(client).consumer
+    zero, one = consumer.receive(3, PATIENCE)
+    consumer.ack([zero])
+    assert not consumer.receive(1, 0.05)
+    consumer.ack([one])
+    (two,) = consumer.receive(1, PATIENCE)
+    consumer.ack([two])
+
+
+def test_what_is_released_comes_again_here_and_uses_up_no_delivery(stand):
+    client = Scripted([record(0)])
+    consumer = stand(client).consumer
+    (first,) = consumer.receive(1, PATIENCE)
+    consumer.release([first])
+    (second,) = consumer.receive(1, PATIENCE)
+    assert not client.ends
+    consumer.ack([second])
+
+
+def test_a_round_ends_before_its_locks_run_out_and_its_holder_has_lost_what_is_open(stand):
+    client = Scripted([record(0), record(1)])
+    made = stand(client)
+    slow, done = made.consumer.receive(2, PATIENCE)
+    made.consumer.ack([done])
+    made.expire()
+    assert client.idle.wait(PATIENCE)
+    with pytest.raises(LeaseLost):
+        made.consumer.ack([slow])
+    assert client.ends == {0: RELEASE, 1: ACCEPT}
+
+
+def test_closing_releases_what_is_open_and_accepts_what_is_done(stand):
+    client = Scripted([record(0), record(1), record(2)])
+    made = stand(client, prefetch=2)
+    zero, _ = made.consumer.receive(3, PATIENCE)
+    made.consumer.ack([zero])
+    made.consumer.close()
+    assert client.ends == {0: ACCEPT, 1: RELEASE, 2: RELEASE}
+
+
+def test_s042_a_tombstone_and_what_is_for_another_group_are_accepted_unseen(stand):
+    client = Scripted([record(0, None), record(1, group="stock"), record(2, b"")])
+    made = stand(client)
+    (empty,) = made.consumer.receive(3, PATIENCE)
+    assert empty.message.body == b""
+    made.consumer.ack([empty])
+    assert client.idle.wait(PATIENCE)
+    assert (client.ends, made.consumer.tombstones) == ({0: ACCEPT, 1: ACCEPT, 2: ACCEPT}, 1)
+
+
+def test_the_broker_s_count_is_a_hint(stand):
+    made = stand(Scripted([record(0, deliveries=3)]))
+    (delivery,) = made.consumer.receive(1, PATIENCE)
+    assert delivery.attempts == 2
+
+
+def test_a_record_that_the_broker_would_soon_drop_is_sent_afresh(stand):
+    client, copier = Scripted([record(0, b"worn", deliveries=9)]), Copier()
+    stand(client, copier=copier)
+    assert client.idle.wait(PATIENCE)
+    assert [(sent.topic, sent.value) for sent in copier.sent] == [("emails", b"worn")]
+    assert client.ends == {0: ACCEPT}
+
+
+def test_a_worn_record_whose_copy_is_not_confirmed_is_run_as_it_is(stand):
+    client = Scripted([record(0, deliveries=9)])
+    made = stand(client, copier=Copier(Outcome(Verdict.UNKNOWN)))
+    (delivery,) = made.consumer.receive(1, PATIENCE)
+    made.consumer.ack([delivery])
+    assert client.idle.wait(PATIENCE)
+    assert client.ends == {0: ACCEPT}
+
+
+def test_s030_an_error_event_is_no_job(stand):
+    client = Scripted([Message(topic="emails", partition=0, offset=0, value=b"human text", error=KafkaError(KafkaError._BAD_MSG))])  # noqa: SLF001
+    made = stand(client)
+    assert client.idle.wait(PATIENCE)
+    assert not made.consumer.receive(1, 0)
+
+
+def test_s057_a_denied_group_is_told_and_a_new_client_is_tried(stand):
+    denied = KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no access"))
+    second = Scripted()
+    made = stand(None, clients=[Scripted(denied), second])
+    with pytest.raises(Unavailable, match="group 'g': no access"):
+        made.consumer.receive(1, PATIENCE)
+    wait_until(lambda: not made.desk.troubles)
+    assert second.idle.wait(PATIENCE)
+    assert not made.consumer.receive(1, 0)
+
+
+SNAPSHOT = bytes.fromhex("0000000000000000000200000000ffffffffffffffff000001a228b3f3be000001a228b3f3be0100")
+FIRST = bytes.fromhex(
+    "000000000000000000000000000000000000030000000000000000000000000000000004000100000000000000000100000000000000020200010001000400000003"
+)
+SECOND = bytes.fromhex(
+    "000000000000000000000000000000000003030000000000000003000000000000000300000100000000000000000400000000000000040400010001000400000001"
+)
+
+
+def test_the_brokers_own_records_tell_how_far_a_group_is():
+    begun = progress_of(0, SNAPSHOT, Progress(0, 0))
+    further = progress_of(1, FIRST, begun)
+    assert (begun, further, progress_of(1, SECOND, further)) == (Progress(0, 0), Progress(0, 3), Progress(3, 1))
+
+
+def test_a_record_of_a_format_that_is_not_known_changes_nothing():
+    assert progress_of(1, b"\x00\x07" + FIRST[2:], Progress(5, 1)) == Progress(5, 1)
+
+
+def test_where_a_group_s_progress_lies_is_told_by_java_s_hash():
+    assert home_of("g", "CXYDM0aKR9SwjwgFPNJ3nw", 0, 50) == 17

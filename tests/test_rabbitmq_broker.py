@@ -1,0 +1,434 @@
+"""The adapter on a real RabbitMQ: the network cut, the server killed, paused, out of memory, and other programs at work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pika
+import pytest
+
+from postroom.adapters import connect
+from postroom.adapters.errors import AccessDenied, Closed, LeaseLost, Unavailable
+from postroom.adapters.seam import Message, Queue, Verdict
+from support.proxy import Proxy
+from support.rabbit import raw
+
+pytestmark = pytest.mark.unreleased
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def name():
+    return f"emails-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def opened():
+    """Opens adapters, and closes them at the end."""
+    adapters = []
+
+    def open_one(url):
+        adapters.append(connect(url))
+        return adapters[-1]
+
+    yield open_one
+    for adapter in adapters:
+        adapter.close()
+
+
+@pytest.fixture
+def adapter(rabbitmq_url, opened):
+    return opened(rabbitmq_url)
+
+
+@pytest.fixture
+def proxy(rabbitmq_url):
+    with Proxy(pika.URLParameters(rabbitmq_url).port) as proxy:
+        yield proxy
+
+
+def through(proxy, url, options=""):
+    return url.replace(f":{pika.URLParameters(url).port}", f":{proxy.port}") + options
+
+
+def messages(queue, count, size=2):
+    return [Message(id=f"{number}", queue=queue, body=bytes(size)) for number in range(count)]
+
+
+def verdicts(outcomes):
+    return [outcome.verdict for outcome in outcomes]
+
+
+def subscribe(adapter, queue, prefetch=50):
+    return adapter.consume({queue: 1}, group="tests", prefetch=prefetch, name=f"worker-{uuid.uuid4().hex[:4]}")
+
+
+def receive(consumer, count):
+    """Exactly so many, whatever outage there is meanwhile."""
+    received = []
+    late = time.monotonic() + PATIENCE
+    while len(received) < count and time.monotonic() < late:
+        try:
+            received += consumer.receive(count - len(received), 0.5)
+        except Unavailable:
+            time.sleep(0.05)
+    assert len(received) == count
+    return received
+
+
+def names(deliveries):
+    return sorted((delivery.message.id for delivery in deliveries), key=int)
+
+
+def publish_until_confirmed(adapter, batch):
+    """As a relay does: again, what has no answer. Returns how many times it took."""
+    for turn in range(100):
+        outcomes = adapter.publish(batch)
+        batch = [message for message, outcome in zip(batch, outcomes, strict=True) if outcome.verdict is not Verdict.CONFIRMED]
+        if not batch:
+            return turn + 1
+        time.sleep(0.1)
+    raise AssertionError(f"{len(batch)} are never confirmed: {outcomes[0].reason}")
+
+
+def test_jobs_run_oldest_first(adapter, name):
+    adapter.ensure([Queue(name=name)])
+    adapter.publish(messages(name, 200))
+    consumer = subscribe(adapter, name)
+    received = [delivery.message.id for _ in range(200) for delivery in receive(consumer, 1) if not consumer.ack([delivery])]
+    assert received == [f"{number}" for number in range(200)]
+
+
+def test_s007_two_threads_publish_on_one_adapter_and_all_is_confirmed(adapter, name):
+    adapter.ensure([Queue(name=name)])
+    with ThreadPoolExecutor() as pool:
+        outcomes = list(pool.map(lambda message: adapter.publish([message])[0], messages(name, 400)))
+    assert verdicts(outcomes) == [Verdict.CONFIRMED] * 400
+    assert adapter.depth(name)["pending"] == 400
+
+
+def test_s008_an_unroutable_message_is_not_taken_for_sent(rabbitmq_url, adapter, name):
+    queue = Queue(name=name)
+    adapter.ensure([queue])
+    assert verdicts(adapter.publish(messages(name, 1))) == [Verdict.CONFIRMED]
+    with raw(rabbitmq_url) as channel:
+        channel.queue_unbind(name, "postroom", name)
+    outcomes = adapter.publish(messages(name, 3))
+    assert verdicts(outcomes) == [Verdict.BUSY] * 3
+    assert outcomes[0].reason == f"queue {name!r} is not declared; run `postroom declare ...` or start its worker"
+    adapter.ensure([queue])
+    assert verdicts(adapter.publish(messages(name, 3))) == [Verdict.CONFIRMED] * 3
+
+
+def test_a_queue_that_is_full_is_busy(rabbitmq_server, opened, name):
+    adapter = opened(rabbitmq_server.url)
+    adapter.ensure([Queue(name=name)])
+    rabbitmq_server.ctl("set_policy", name, f"^{name}$", '{"max-length": 3}', "--apply-to", "queues")
+    outcomes = [adapter.publish([message])[0] for message in messages(name, 20)]
+    assert set(verdicts(outcomes)) == {Verdict.CONFIRMED, Verdict.BUSY}
+    assert adapter.depth(name)["pending"] == verdicts(outcomes).count(Verdict.CONFIRMED)
+
+
+def test_s011_a_body_above_the_servers_limit_is_refused_alone(rabbitmq_server, opened, name):
+    rabbitmq_server.environment("max_message_size", "1024")
+    try:
+        adapter = opened(rabbitmq_server.url)
+        adapter.ensure([Queue(name=name)])
+        big = Message(id="big", queue=name, body=bytes(2048))
+        batch = [*messages(name, 10), big, *messages(name, 20)[10:]]
+        first = adapter.publish(batch)
+        assert first[10].verdict is Verdict.REFUSED
+        assert "1024" in first[10].reason
+        rest = [message for message, outcome in zip(batch, first, strict=True) if outcome.verdict is Verdict.UNKNOWN]
+        assert verdicts(adapter.publish([*rest, big])) == [Verdict.CONFIRMED] * len(rest) + [Verdict.REFUSED]
+        received = receive(subscribe(adapter, name), adapter.depth(name)["pending"])
+        assert {delivery.message.id for delivery in received} == {f"{number}" for number in range(20)}
+    finally:
+        rabbitmq_server.environment("max_message_size", "16777216")
+
+
+def test_s012_a_publish_into_a_dead_connection_is_unknown_and_the_next_one_arrives(rabbitmq_url, proxy, opened, name):
+    adapter = opened(through(proxy, rabbitmq_url, "?confirm_timeout=0.5"))
+    adapter.ensure([Queue(name=name)])
+    first, second = messages(name, 2)
+    assert verdicts(adapter.publish([first])) == [Verdict.CONFIRMED]
+    proxy.be_silent()
+    assert verdicts(adapter.publish([second])) == [Verdict.UNKNOWN]
+    proxy.speak()
+    publish_until_confirmed(adapter, [second])
+    consumer = subscribe(opened(rabbitmq_url), name)
+    assert {delivery.message.id for delivery in receive(consumer, 2)} == {"0", "1"}
+
+
+def test_s013_an_alarm_fails_publishes_at_once_and_all_go_out_once_when_it_is_over(rabbitmq_server, opened, name):
+    adapter = opened(rabbitmq_server.url)
+    adapter.ensure([Queue(name=name)])
+    assert verdicts(adapter.publish([Message(id="before", queue=name, body=b"")])) == [Verdict.CONFIRMED]
+    with rabbitmq_server.alarmed():
+        outcomes = adapter.publish(messages(name, 10))
+        assert verdicts(outcomes) == [Verdict.UNKNOWN] * 10
+        assert "low on memory" in outcomes[0].reason
+        assert verdicts(adapter.publish(messages(name, 10))) == [Verdict.UNKNOWN] * 10
+        consumer = subscribe(adapter, name)
+        consumer.ack(receive(consumer, 1))  # consuming goes on meanwhile
+    publish_until_confirmed(adapter, messages(name, 10))
+    assert names(receive(consumer, 10)) == [f"{number}" for number in range(10)]
+    assert adapter.depth(name)["pending"] == 0
+
+
+def test_s013_closing_takes_seconds_also_under_an_alarm(rabbitmq_server, name):
+    adapter = connect(rabbitmq_server.url)
+    adapter.ensure([Queue(name=name)])
+    with rabbitmq_server.alarmed():
+        adapter.publish(messages(name, 1))
+        closing = threading.Thread(target=adapter.close)
+        closing.start()
+        closing.join(PATIENCE)
+        assert not closing.is_alive()
+    with pytest.raises(Closed):
+        adapter.publish(messages(name, 1))
+
+
+def test_s014_a_consumer_whose_queue_is_deleted_and_made_again_gets_its_jobs(rabbitmq_url, adapter, name):
+    adapter.ensure([Queue(name=name)])
+    consumer = subscribe(adapter, name)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(consumer.receive, 1, PATIENCE)
+        wait_until(lambda: consumers_of(rabbitmq_url, name) == 1)
+        with raw(rabbitmq_url) as channel:
+            channel.queue_delete(name)
+        with pytest.raises(Unavailable, match="cancelled"):
+            waiting.result(PATIENCE)
+    adapter.ensure([Queue(name=name)])
+    adapter.publish(messages(name, 1))
+    consumer.ack(receive(consumer, 1))
+
+
+def test_a_deleted_queue_does_not_keep_others_from_being_served(rabbitmq_url, adapter, opened, name):
+    other = opened(rabbitmq_url)
+    other.ensure([Queue(name=name), Queue(name=f"{name}-2")])
+    consumer = adapter.consume({name: 1, f"{name}-2": 1}, group="tests", prefetch=10, name="worker")
+    assert not consumer.receive(1, 0)
+    with raw(rabbitmq_url) as channel:
+        channel.queue_delete(name)
+    other.publish(messages(f"{name}-2", 3))
+    consumer.ack(receive(consumer, 3))
+    with pytest.raises(Unavailable, match=f"queue '{name}' is not declared"):
+        consumer.receive(1, 0.1)
+
+
+def test_s015_a_consumer_is_not_deaf_after_its_connection_was_reset_three_times(rabbitmq_url, proxy, opened, name):
+    adapter = opened(through(proxy, rabbitmq_url))
+    adapter.ensure([Queue(name=name)])
+    consumer = subscribe(adapter, name)
+    for _ in range(3):
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(consumer.receive, 1, PATIENCE)
+            wait_until(lambda: consumers_of(rabbitmq_url, name) == 1)
+            proxy.cut()
+            with pytest.raises(Unavailable, match="lost the connection"):
+                waiting.result(PATIENCE)
+    opened(rabbitmq_url).publish(messages(name, 5))
+    deliveries = receive(consumer, 5)
+    consumer.ack(deliveries)
+    assert names(deliveries) == [f"{number}" for number in range(5)]
+
+
+def test_what_was_held_over_a_lost_connection_is_lost_and_comes_again(rabbitmq_url, proxy, opened, name):
+    adapter = opened(through(proxy, rabbitmq_url))
+    adapter.ensure([Queue(name=name)])
+    adapter.publish(messages(name, 3))
+    consumer = subscribe(adapter, name)
+    held = receive(consumer, 3)
+    proxy.cut()
+    again = receive(consumer, 3)
+    assert names(again) == names(held)
+    with pytest.raises(LeaseLost) as lost:
+        consumer.ack(held)
+    assert len(lost.value.lost) == 3
+    consumer.ack(again)
+
+
+def test_s023_confirmed_jobs_outlive_the_server(rabbitmq_server, opened, name):
+    adapter = opened(rabbitmq_server.url)
+    adapter.ensure([Queue(name=name)])
+    assert verdicts(adapter.publish(messages(name, 10))) == [Verdict.CONFIRMED] * 10
+    consumer = subscribe(adapter, name)
+    unacked = receive(consumer, 3)
+    rabbitmq_server.kill()
+    with pytest.raises(Unavailable):
+        consumer.receive(1, PATIENCE)
+    rabbitmq_server.start()
+    deliveries = receive(consumer, 10)
+    assert names(deliveries) == [f"{number}" for number in range(10)]
+    with pytest.raises(LeaseLost):
+        consumer.ack(unacked)
+    consumer.ack(deliveries)
+    assert verdicts(adapter.publish(messages(name, 1))) == [Verdict.CONFIRMED]
+
+
+def test_heartbeats_go_on_whatever_the_handler_does(rabbitmq_url, opened, name):
+    adapter = opened(f"{rabbitmq_url}?heartbeat=1")
+    adapter.ensure([Queue(name=name)])
+    adapter.publish(messages(name, 1))
+    consumer = subscribe(adapter, name)
+    (delivery,) = receive(consumer, 1)
+    time.sleep(4)  # longer than the server waits for a heartbeat
+    consumer.ack([delivery])
+    assert not consumer.receive(1, 0.2)
+    assert adapter.depth(name) == {"pending": 0, "running": 0, "failed": 0}
+
+
+def test_a_server_that_stands_still_is_missed_and_found_again(rabbitmq_server, opened, name):
+    adapter = opened(f"{rabbitmq_server.url}?heartbeat=1&confirm_timeout=2&stack_timeout=2")
+    adapter.ensure([Queue(name=name)])
+    consumer = subscribe(adapter, name)
+    assert not consumer.receive(1, 0)
+    with rabbitmq_server.paused():
+        assert verdicts(adapter.publish(messages(name, 1))) == [Verdict.UNKNOWN]
+        with pytest.raises(Unavailable):
+            consumer.receive(1, PATIENCE)
+    publish_until_confirmed(adapter, messages(name, 1))
+    consumer.ack(receive(consumer, 1))
+
+
+def test_the_next_host_is_tried_when_one_is_down(rabbitmq_url, opened, name):
+    port = pika.URLParameters(rabbitmq_url).port
+    adapter = opened(rabbitmq_url.replace(f"127.0.0.1:{port}", f"no-such-host.invalid,127.0.0.1:1,127.0.0.1:{port}"))
+    adapter.ensure([Queue(name=name)])
+    assert verdicts(adapter.publish(messages(name, 1))) == [Verdict.CONFIRMED]
+
+
+def test_hosts_that_are_all_down_are_named_within_the_bound():
+    adapter = connect("amqp://shop:p4ssw0rd@127.0.0.1:1,127.0.0.1:2/?stack_timeout=2")
+    with pytest.raises(Unavailable, match=r"127.0.0.1:1: .*refused; nor at 127.0.0.1:2: .*refused") as down:
+        adapter.ensure([Queue(name="emails")])
+    assert "p4ssw0rd" not in str(down.value)
+    (outcome,) = adapter.publish(messages("emails", 1))
+    assert outcome.verdict is Verdict.UNKNOWN
+
+
+def test_a_host_that_accepts_and_says_nothing_is_given_up_on(rabbitmq_url, proxy):
+    proxy.be_silent()
+    adapter = connect(through(proxy, rabbitmq_url, "?stack_timeout=1"))
+    with pytest.raises(Unavailable):
+        adapter.ensure([Queue(name="emails")])
+
+
+@pytest.mark.parametrize(("part", "other"), [("postroom:postroom@", "postroom:wrong@"), ("postroom:postroom@", "nobody:postroom@")])
+def test_refused_credentials_are_told_apart_from_an_outage(rabbitmq_url, part, other):
+    adapter = connect(rabbitmq_url.replace(part, other))
+    with pytest.raises(AccessDenied, match="Login was refused"):
+        adapter.ensure([Queue(name="emails")])
+    with pytest.raises(AccessDenied):
+        adapter.publish(messages("emails", 1))
+
+
+def test_a_vhost_that_is_not_there_is_named(rabbitmq_url):
+    with pytest.raises(AccessDenied, match="vhost nowhere not found"):
+        connect(f"{rabbitmq_url}/nowhere").ensure([Queue(name="emails")])
+
+
+def test_vhosts_are_worlds_of_their_own(rabbitmq_server, opened, name):
+    rabbitmq_server.ctl("add_vhost", "a/b")
+    rabbitmq_server.ctl("set_permissions", "-p", "a/b", "postroom", ".*", ".*", ".*")
+    here, there = opened(rabbitmq_server.url), opened(f"{rabbitmq_server.url}/a%2Fb")
+    here.ensure([Queue(name=name)])
+    there.ensure([Queue(name=name)])
+    here.publish(messages(name, 1))
+    assert (here.depth(name)["pending"], there.depth(name)["pending"]) == (1, 0)
+
+
+def test_connections_are_named_for_the_operator(rabbitmq_server, opened, name):
+    adapter = opened(f"{rabbitmq_server.url}?connection_name=checkout")
+    adapter.ensure([Queue(name=name)])
+    adapter.publish(messages(name, 1))
+    shown = rabbitmq_server.ctl("list_connections", "client_properties")
+    assert "checkout publishing" in shown
+    assert "checkout consuming" in shown
+
+
+def test_a_connection_that_the_operator_closes_is_made_again(rabbitmq_server, opened, name):
+    adapter = opened(rabbitmq_server.url)
+    adapter.ensure([Queue(name=name)])
+    adapter.publish(messages(name, 1))
+    consumer = subscribe(adapter, name)
+    receive(consumer, 1)
+    rabbitmq_server.ctl("close_all_connections", "maintenance")
+    consumer.ack(receive(consumer, 1))
+    publish_until_confirmed(adapter, messages(name, 1))
+
+
+FORKED = """
+import os, sys
+from postroom.adapters import Closed, Message, connect
+adapter = connect(sys.argv[1])
+publish = lambda name: adapter.publish([Message(id=name, queue=sys.argv[2], body=b"")])[0].verdict.value
+consumer = adapter.consume({sys.argv[2]: 1}, group="tests", prefetch=1, name="parent")
+consumer.receive(1, 0)
+print(publish("parent"), flush=True)
+if not os.fork():
+    print(publish("child"), flush=True)
+    try:
+        consumer.receive(1, 0)
+    except Closed:
+        print("closed", flush=True)
+    os._exit(0)
+os.wait()
+print(publish("parent again"), *(delivery.message.id for delivery in consumer.receive(1, 30)), flush=True)
+adapter.close()
+"""
+
+
+def test_a_forked_child_has_connections_of_its_own_and_leaves_its_parents_alone(rabbitmq_url, adapter, name):
+    adapter.ensure([Queue(name=name)])
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, rabbitmq_url, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["confirmed", "confirmed", "closed", "confirmed", "parent"]
+
+
+def test_what_a_worker_does_not_ask_for_is_left_to_others(rabbitmq_url, opened, name):
+    one, two = opened(rabbitmq_url), opened(rabbitmq_url)
+    one.ensure([Queue(name=name)])
+    one.publish(messages(name, 20))
+    busy, idle = subscribe(one, name, prefetch=1000), subscribe(two, name, prefetch=1000)
+    receive(busy, 4)
+    assert len(receive(idle, 16)) == 16
+
+
+def test_several_workers_share_the_partitions_of_an_ordered_queue(rabbitmq_url, opened, name):
+    if raw_version(rabbitmq_url) < (4, 0):
+        pytest.skip("before RabbitMQ 4 whoever comes first has all partitions")
+    adapters = [opened(rabbitmq_url) for _ in range(3)]
+    adapters[0].ensure([Queue(name=name, ordered=True)])
+    consumers = [subscribe(adapter, name) for adapter in adapters]
+    for consumer in consumers:
+        assert not consumer.receive(1, 0)
+    adapters[0].publish([Message(id=f"{number}", queue=name, body=b"", ordering_key=f"key-{number}") for number in range(200)])
+    shares = [len(consumer.receive(200, 5)) for consumer in consumers]
+    assert min(shares) > 0
+
+
+def consumers_of(url, queue):
+    with raw(url) as channel:
+        return channel.queue_declare(queue, passive=True).method.consumer_count
+
+
+def raw_version(url):
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    version = connection._impl.server_properties["version"]  # noqa: SLF001 - pika tells it nowhere else
+    connection.close()
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def wait_until(holds):
+    late = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < late
+        time.sleep(0.05)

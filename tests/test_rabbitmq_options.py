@@ -1,0 +1,100 @@
+"""What an amqp: URL says, and what is wrong with it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from postroom.adapters.connect import connect
+from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.rabbitmq.layout import QueueType
+from postroom.adapters.rabbitmq.options import parse
+
+SECRET = "p4ssw0rd"  # noqa: S105 - the one that must not be shown
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "user", "password", "virtual_host"),
+    [
+        ("amqp://broker", (("broker", 5672),), "guest", "guest", "/"),
+        ("amqps://broker", (("broker", 5671),), "guest", "guest", "/"),
+        ("amqp://shop:p4ssw0rd@broker:5673/orders", (("broker", 5673),), "shop", "p4ssw0rd", "orders"),
+        ("amqp://shop:p4ssw0rd@one,two:5673,[::1]:5674/", (("one", 5672), ("two", 5673), ("::1", 5674)), "shop", "p4ssw0rd", "/"),
+        ("amqp://a%40b:p%2F%40%3A@broker/a%2Fb", (("broker", 5672),), "a@b", "p/@:", "a/b"),
+        ("amqp://shop:@broker", (("broker", 5672),), "shop", "", "/"),
+        ("AMQP://broker/%2F", (("broker", 5672),), "guest", "guest", "/"),
+    ],
+)
+def test_a_url_names_hosts_a_user_and_a_vhost(url, hosts, user, password, virtual_host):
+    options = parse(url)
+    assert (options.hosts, options.user, options.password, options.virtual_host) == (hosts, user, password, virtual_host)
+
+
+def test_every_option_of_pika_goes_by_its_own_name():
+    options = parse(
+        "amqp://broker?heartbeat=7&channel_max=9&frame_max=8192&locale=de_DE&socket_timeout=3&stack_timeout=4&connection_attempts=2&retry_delay=0.5"
+        '&blocked_connection_timeout=60&client_properties={"team":"shop"}&tcp_options={"TCP_KEEPIDLE":60}'
+    )
+    (parameters,) = options.parameters("publishing")
+    assert (parameters.heartbeat, parameters.channel_max, parameters.frame_max, parameters.locale) == (7, 9, 8192, "de_DE")
+    assert (parameters.socket_timeout, parameters.stack_timeout, parameters.connection_attempts, parameters.retry_delay) == (3.0, 4.0, 2, 0.5)
+    assert (parameters.blocked_connection_timeout, parameters.tcp_options) == (60.0, {"TCP_KEEPIDLE": 60})
+    assert parameters.client_properties.items() >= {"team": "shop", "product": "Postroom"}.items()
+
+
+def test_options_of_our_own():
+    options = parse("amqp://broker?queue_type=classic&partitions=3&exchange=shop&confirm_timeout=2.5&patience=4&connection_name=checkout")
+    assert (options.queue_type, options.partitions, options.exchange) == (QueueType.CLASSIC, 3, "shop")
+    assert (options.confirm_timeout, options.patience) == (2.5, 4.0)
+    assert options.parameters("publishing")[0].client_properties["connection_name"] == "checkout publishing"
+
+
+def test_without_a_word_about_it_a_dead_peer_is_missed_within_a_lease():
+    (parameters,) = parse("amqp://broker").parameters("consuming")
+    assert 0 < parameters.heartbeat <= 20
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("amqp://broker?hartbeat=3", "there is no option 'hartbeat'; there are .*heartbeat"),
+        ("amqp://broker?heartbeat=soon", "option 'heartbeat': a whole number from 0 to 65535, not 'soon'"),
+        ("amqp://broker?heartbeat=3&heartbeat=4", "option 'heartbeat' is given twice"),
+        ("amqp://broker?queue_type=mirrored", "option 'queue_type': quorum or classic, not 'mirrored'"),
+        ("amqp://broker?partitions=33", "option 'partitions': a whole number from 1 to 32"),
+        ("amqp://broker?confirm_timeout=0", "option 'confirm_timeout': more than 0 seconds"),
+        ("amqp://broker?connection_name=", "option 'connection_name': it is empty"),
+        ("amqp://broker?tcp_options=[1]", "option 'tcp_options': a JSON object"),
+        ("amqp://broker?cafile=ca.pem", "option 'cafile' needs amqps:"),
+        ("amqps://broker?cafile=/no/such/ca.pem", "can't use /no/such/ca.pem"),
+        ("amqp://broker/a/b", "write / as %2F in a vhost"),
+        ("amqp://", "it names no host"),
+        ("amqp://broker:99999", "it names no host, or no port"),
+    ],
+)
+def test_a_mistake_in_a_url_is_named(url, told):
+    with pytest.raises(ConfigurationError, match=told):
+        connect(url)
+
+
+@pytest.mark.parametrize("mark", ["/", "?", "#", "@", "/@", ":"])
+@pytest.mark.parametrize("place", [f"{SECRET}{{}}rest", f"start{{}}{SECRET}"])
+def test_no_mistake_shows_the_password_wherever_it_ended_up(mark, place):
+    with pytest.raises(ConfigurationError) as mistake:
+        connect(f"amqp://shop:{place.format(mark)}@broker:port/vhost?no=option")
+    assert SECRET not in str(mistake.value)
+
+
+def test_neither_does_what_was_understood():
+    assert SECRET not in repr(parse(f"amqp://shop:{SECRET}@broker"))
+
+
+def test_a_certificate_of_ones_own_is_loaded(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    options = parse(f"amqps://broker?cafile={certificate}&certfile={certificate}&keyfile={key}&server_hostname=localhost")
+    (parameters,) = options.parameters("publishing")
+    assert parameters.ssl_options.server_hostname == "localhost"
+    assert len(parameters.ssl_options.context.get_ca_certs()) == 1
