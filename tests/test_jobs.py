@@ -278,6 +278,12 @@ class Unspeakable(Exception):
         raise RuntimeError
 
 
+@pytest.mark.parametrize("after", [float("nan"), float("inf"), 1e300, -1, "60", True])
+def test_a_retry_can_not_be_asked_for_at_a_time_that_never_comes(after: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Retry: after must be"):
+        Retry(after=after)
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import update
 
-from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.consumers.ledger import (
     Abandoned,
     AlreadyDone,
@@ -70,6 +70,34 @@ def test_s113_a_renewal_tells_once_which_attempts_were_lost(engine, book):
     assert set(book.renew()) == {attempt(lost)}
     assert not book.renew()
     assert finish(book, Done(started=lost), Done(started=kept)) == [Lost(), Finished()]
+
+
+def test_an_attempt_that_its_worker_has_lost_sight_of_is_not_kept_alive_by_the_others(engine, book):
+    start(book, claim("lost"))
+    book._held.clear()  # noqa: SLF001 - however it came to that
+    kept = start(book, claim("kept"))
+    pass_time(engine, 1001)
+    assert not book.renew()
+    answers = begin(open_ledger(engine, "worker-2"), claim("lost"), claim("kept"))
+    assert [type(answer) for answer in answers] == [Started, RunningElsewhere]
+    assert finish(book, Done(started=kept)) == [Finished()]
+
+
+def test_an_attempt_whose_finish_can_not_be_stored_yet_is_kept_alive(engine, book, monkeypatch):
+    started = start(book)
+
+    def away(*_):
+        raise Unavailable("for a while")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(book, "_work", away)
+        with pytest.raises(Unavailable):
+            finish(book, Done(started=started))
+    pass_time(engine, 900)
+    assert not book.renew()
+    pass_time(engine, 900)
+    assert isinstance(begin(open_ledger(engine, "worker-2"), claim())[0], RunningElsewhere)
+    assert finish(book, Done(started=started)) == [Finished()]
 
 
 def test_what_has_ended_is_not_lost(engine, book):

@@ -219,8 +219,8 @@ def test_a_deleted_queue_does_not_keep_others_from_being_served(rabbitmq_url, ad
         channel.queue_delete(name)
     other.publish(messages(f"{name}-2", 3))
     consumer.ack(receive(consumer, 3))
-    with pytest.raises(Unavailable, match=f"queue '{name}' is not declared"):
-        consumer.receive(1, 0.1)
+    with pytest.raises(Unavailable, match=f"queue '{name}'"):
+        consumer.receive(1, PATIENCE)
 
 
 def test_s015_a_consumer_is_not_deaf_after_its_connection_was_reset_three_times(rabbitmq_url, proxy, opened, name):
@@ -232,7 +232,7 @@ def test_s015_a_consumer_is_not_deaf_after_its_connection_was_reset_three_times(
             waiting = pool.submit(consumer.receive, 1, PATIENCE)
             wait_until(lambda: consumers_of(rabbitmq_url, name) == 1)
             proxy.cut()
-            with pytest.raises(Unavailable, match="lost the connection"):
+            with pytest.raises(Unavailable):
                 waiting.result(PATIENCE)
     opened(rabbitmq_url).publish(messages(name, 5))
     deliveries = receive(consumer, 5)
@@ -343,6 +343,39 @@ def test_vhosts_are_worlds_of_their_own(rabbitmq_server, opened, name):
     there.ensure([Queue(name=name)])
     here.publish(messages(name, 1))
     assert (here.depth(name)["pending"], there.depth(name)["pending"]) == (1, 0)
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """A folder with a CA of its own, and certificates of it for a server called `broker` and for a client."""
+    run(tmp_path, "req -x509 -newkey rsa:2048 -nodes -subj /CN=CA -keyout ca.key -out ca.pem")
+    for name in ("broker", "client"):
+        run(tmp_path, f"req -newkey rsa:2048 -nodes -subj /CN={name} -addext subjectAltName=DNS:{name} -keyout {name}.key -out {name}.csr")
+        run(tmp_path, f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -copy_extensions copy -out {name}.pem")
+    (tmp_path / "broker.key").rename(tmp_path / "server.key")
+    (tmp_path / "broker.pem").rename(tmp_path / "server.pem")
+    return tmp_path
+
+
+def run(folder, command):
+    subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_server_behind_tls_is_known_by_its_ca_and_knows_its_client(rabbitmq_server, certificates, opened, name):
+    rabbitmq_server.listen_with_tls(5671, certificates)
+    there = f"amqps://postroom:postroom@{rabbitmq_server.address}/?cafile={certificates}/ca.pem"
+    certificate = f"&certfile={certificates}/client.pem&keyfile={certificates}/client.key"
+    adapter = opened(f"{there}{certificate}&server_hostname=broker")
+    adapter.ensure([Queue(name=name)])
+    assert verdicts(adapter.publish(messages(name, 3, size=500_000))) == [Verdict.CONFIRMED] * 3
+    consumer = subscribe(adapter, name)
+    consumer.ack(receive(consumer, 3))
+    for url, told in (
+        (f"{there}{certificate}", "mismatch|doesn't match"),
+        (f"{there}&server_hostname=broker", "certificate required|hung up|reset|EOF"),
+    ):
+        with pytest.raises(Unavailable, match=told):
+            opened(url).ensure([Queue(name=name)])
 
 
 def test_connections_are_named_for_the_operator(rabbitmq_server, opened, name):

@@ -237,6 +237,8 @@ def test_many_letters_are_read_in_pages_by_the_time_of_their_deaths(rabbitmq_url
         for number in sorted(range(2500), key=lambda number: number * 7919 % 2500):
             headers = {"postroom-rabbitmq-letter": f"{number}.000000-00"}
             channel.basic_publish("", f"{name}.dlq", b"{}", pika.BasicProperties(message_id=f"{number}", headers=headers, delivery_mode=2))
+    while adapter.depth(name)["failed"] < 2500:  # they were not confirmed
+        pass
     letters = adapter.dead_letters(name)
     read, after = [], None
     while page := letters.list(100, after):

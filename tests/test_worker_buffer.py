@@ -1,4 +1,4 @@
-"""Who gets which job next: the buffer with its gates, the look-ahead, and the jobs that run alone."""
+"""Who gets which job next: the buffer with its gates, and the look-ahead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from postroom.adapters.seam import Queue
 from postroom.consumers.jobs import Handler
-from postroom.consumers.worker.alone import Alone
 from postroom.consumers.worker.buffer import Buffer
 from postroom.consumers.worker.pace import Pace
 from postroom.consumers.worker.work import Work
@@ -145,22 +144,3 @@ def test_a_job_that_was_answered_later_is_the_next_and_gets_a_round_of_its_own()
     assert buffer.take(wait=False) == []
     buffer.leave(later)
     assert keys(buffer.take(wait=False)) == ["b"]
-
-
-def test_a_solo_job_waits_until_the_others_have_left_and_keeps_them_out() -> None:
-    alone = Alone()
-    alone.enter("lane 1")
-    entered = threading.Event()
-    solo = in_background(lambda: (alone.enter("lane 2", solo=True), entered.set()))
-    while not alone.claimed:
-        pass
-    other = in_background(lambda: alone.enter("lane 3"))
-    assert not entered.wait(0.05)
-    alone.leave("lane 1")
-    assert entered.wait(60)
-    other.join(0.05)
-    assert other.is_alive()
-    alone.leave("lane 2")
-    other.join(60)
-    assert not other.is_alive()
-    solo.join(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import ConfigurationError
@@ -31,7 +32,9 @@ MAX_NAME = 200
 
 def open_rabbitmq(url: str) -> Adapter:
     """Read the URL; nothing is connected before it is used. Raises ConfigurationError. See `options` for what a URL may say."""
-    return RabbitMQ(parse(url))
+    options = parse(url)
+    _quieten()
+    return RabbitMQ(options)
 
 
 class RabbitMQ:
@@ -114,6 +117,13 @@ class RabbitMQ:
             consumer.close()
         self._broker.control.close()
         self._publishing.close()
+
+
+def _quieten() -> None:
+    """pika logs every step, and with a traceback what callers get as an error. Who wants to read that gives its logger a level."""
+    logger = logging.getLogger("pika")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
 
 
 def _total(channel: Channel, *queues: str) -> int:

@@ -106,6 +106,7 @@ def _checked_in(_driver: object, record: Any) -> None:  # noqa: ANN401 - SQLAlch
 def _committed(connection: Connection) -> None:
     line: Line | None = connection.info.get(_LINE)
     if line is not None and not line.may_commit:
+        connection.connection.rollback()  # SQLAlchemy takes the transaction for ended, and would give it to the next user of the connection
         raise IllegalTransition(_COMMITS)
 
 

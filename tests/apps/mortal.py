@@ -1,12 +1,14 @@
 """Handlers that are killed, once, at every place where a worker can be killed."""
 
 import os
+import threading
 import time
 from dataclasses import dataclass
 
 from effects import die, effects, first_time, flag, record
 from sqlalchemy import insert
 
+from postroom.adapters.seam import Queue
 from postroom.consumers import Backoff, Context, Jobs
 from postroom.consumers.ledger import Finish
 from postroom.consumers.worker.committer import Committer
@@ -15,6 +17,8 @@ from postroom.consumers.worker.work import Receipt, Work
 
 jobs = Jobs()
 SOON = Backoff(first=0.05, cap=0.2)
+BRIEF = Queue(name="brief", lease=1.5)
+company = threading.Semaphore(0)
 
 
 @dataclass
@@ -86,7 +90,21 @@ def long(payload: Plain, context: Context) -> None:
     record(context.job.key, context.job.attempt)
 
 
-@jobs.handler("busy", queue="work", backoff=SOON)
+@jobs.handler("die-in-company", queue="work", max_attempts=3, backoff=SOON)
+def die_in_company(payload: Plain, context: Context) -> None:
+    """Dies beside another handler, or alone when none comes."""
+    company.acquire(timeout=0.7)
+    os._exit(1)
+
+
+@jobs.handler("neighbour", queue="work", max_attempts=2, backoff=SOON)
+def neighbour(payload: Plain, context: Context) -> None:
+    company.release()
+    time.sleep(1)
+    record(context.job.key, context.job.attempt)
+
+
+@jobs.handler("busy", queue=BRIEF, backoff=SOON)
 def busy(payload: Plain, context: Context) -> None:
     """Computes for so many tenths of a second, and never waits for anything."""
     end = time.monotonic() + payload.number / 10

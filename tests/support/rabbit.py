@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pika
@@ -15,6 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 __all__ = ["Server", "raw"]
 
 START_SECONDS = 120
+_TLS_FILES = {"cacertfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 
 
 @contextmanager
@@ -39,6 +41,18 @@ class Server:
     def ctl(self, *arguments: str) -> str:
         """`rabbitmqctl` with these arguments."""
         return _docker("exec", self._container, "rabbitmqctl", "--quiet", *arguments)
+
+    @property
+    def address(self) -> str:
+        """Of its container, where ports may be opened that are not published."""
+        return _docker("inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", self._container).strip()
+
+    def listen_with_tls(self, port: int, folder: Path) -> None:
+        """Take TLS connections on this port too, from clients with a certificate: ca.pem, server.pem and server.key are in `folder`."""
+        _docker("cp", str(folder), f"{self._container}:/etc/rabbitmq/tls")
+        _docker("exec", "--user", "root", self._container, "chmod", "-R", "a+rX", "/etc/rabbitmq/tls")
+        files = ", ".join(f'{{{option}, "/etc/rabbitmq/tls/{name}"}}' for option, name in _TLS_FILES.items())
+        self.ctl("eval", f"rabbit_networking:start_ssl_listener({port}, [{files}, {{verify, verify_peer}}, {{fail_if_no_peer_cert, true}}], 1).")
 
     def kill(self) -> None:
         """SIGKILL. Which quorum queues there are, RabbitMQ writes down a moment after it has said so: that moment is over."""
@@ -80,7 +94,7 @@ class Server:
 
     def environment(self, name: str, value: str) -> None:
         """Set a variable of the application `rabbit`, in Erlang's words, for channels that are opened from then on."""
-        self.ctl("eval", f"application:set_env(rabbit, {name}, {value}), catch rabbit:persist_static_configuration().")
+        self.ctl("eval", f"application:set_env(rabbit, {name}, {value}), persistent_term:put({name}, {value}).")
 
 
 def _docker(*arguments: str) -> str:
