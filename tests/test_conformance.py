@@ -16,6 +16,7 @@ from postroom.adapters.sql.engine import engine_url
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.tables import jobs
 from support.proxy import Proxy
+from support.rabbit import raw
 
 if TYPE_CHECKING:
     from postroom.adapters.seam import Adapter, Queue
@@ -103,8 +104,13 @@ class RabbitHarness(conformance.Harness):
         return self.adapter()
 
     def close(self) -> None:
+        """Leave no queue behind: each has files open on the server."""
         for adapter in self._adapters:
             adapter.close()
+        names = {name for adapter in self._adapters for name in adapter.carriers()}
+        with raw(self._url) as channel:
+            for queue in (f"{name}{part}" for name in names for part in ("", ".dlq", *(f"#{number}" for number in range(8)))):
+                channel.queue_delete(queue)
         self._proxy.__exit__()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from pika import BasicProperties, SelectConnection
 
 from postroom.adapters.rabbitmq.confirms import WINDOW, Confirms
-from postroom.adapters.rabbitmq.content import encode
+from postroom.adapters.rabbitmq.content import encode, encoded
 from postroom.adapters.rabbitmq.options import Options
 from postroom.adapters.rabbitmq.postings import Posting
 from postroom.adapters.rabbitmq.publisher import Publisher
@@ -91,6 +92,20 @@ def test_a_return_belongs_to_its_own_message_though_another_has_the_same_id(conn
     connection.answer = answer
     messages = [posting("1"), posting("1", queue="nowhere"), posting("1")]
     assert publish(confirms, messages) == [Verdict.CONFIRMED, Verdict.BUSY, Verdict.CONFIRMED]
+
+
+def test_a_return_of_a_message_without_an_id_is_known_too(connection, confirms):
+    def answer(connection):
+        connection.channel_now.give_back(connection.published[0])
+        confirm_all(connection)
+
+    connection.answer = answer
+    assert publish(confirms, [Posting("", "graves", "", encoded(BasicProperties()), b"foreign")]) == [Verdict.BUSY]
+
+
+def test_the_doors_of_pika_that_it_does_not_show_are_still_there():
+    assert callable(SelectConnection._output_marshaled_frames)  # noqa: SLF001
+    assert callable(SelectConnection._terminate_stream)  # noqa: SLF001
 
 
 def test_a_missing_exchange_is_no_ones_fault(connection, confirms):

@@ -259,6 +259,28 @@ def test_looking_at_some_does_not_put_them_behind_the_others(adapter, name):
     assert [letter.message.id for letter in adapter.dead_letters(name).list()] == ["3", "4"]
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"postroom-rabbitmq-letter": "nan-1", "postroom-rabbitmq-attempts": "many"},
+        {"postroom-rabbitmq-letter": 7},
+        {"x-death": "not a list"},
+        {"x-death": [{"time": 5, "count": "many"}]},
+        None,
+    ],
+)
+def test_nothing_that_lies_there_keeps_the_rest_from_being_read(rabbitmq_url, adapter, name, headers):
+    adapter.ensure([Queue(name=name)])
+    with raw(rabbitmq_url) as channel:
+        channel.confirm_delivery()
+        channel.basic_publish("", f"{name}.dlq", b"odd", pika.BasicProperties(headers=headers, delivery_mode=2))
+    bury(adapter, name, "order-4711")
+    letters = adapter.dead_letters(name)
+    odd, letter = letters.list()
+    assert (odd.message.body, odd.attempts, letter.message.id) == (b"odd", 0, "order-4711")
+    assert [taken.message.body for taken in letters.take([odd.id])] == [b"odd"]
+
+
 def test_several_readers_at_once_each_see_all(rabbitmq_url, adapter, name):
     adapter.ensure([Queue(name=name)])
     bury(adapter, name, *(f"{number}" for number in range(5)))

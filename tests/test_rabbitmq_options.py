@@ -50,6 +50,11 @@ def test_options_of_our_own():
     assert options.parameters("publishing")[0].client_properties["connection_name"] == "checkout publishing"
 
 
+def test_a_certificate_may_stand_for_user_and_password():
+    (parameters,) = parse("amqps://broker?auth=external").parameters("publishing")
+    assert parameters.credentials.TYPE == "EXTERNAL"
+
+
 def test_without_a_word_about_it_a_dead_peer_is_missed_within_a_lease():
     (parameters,) = parse("amqp://broker").parameters("consuming")
     assert 0 < parameters.heartbeat <= 20
@@ -61,6 +66,7 @@ def test_without_a_word_about_it_a_dead_peer_is_missed_within_a_lease():
         ("amqp://broker?hartbeat=3", "there is no option 'hartbeat'; there are .*heartbeat"),
         ("amqp://broker?heartbeat=soon", "option 'heartbeat': a whole number from 0 to 65535, not 'soon'"),
         ("amqp://broker?heartbeat=3&heartbeat=4", "option 'heartbeat' is given twice"),
+        ("amqp://broker?auth=none", "option 'auth': plain or external, not 'none'"),
         ("amqp://broker?queue_type=mirrored", "option 'queue_type': quorum or classic, not 'mirrored'"),
         ("amqp://broker?partitions=33", "option 'partitions': a whole number from 1 to 32"),
         ("amqp://broker?confirm_timeout=0", "option 'confirm_timeout': more than 0 seconds"),

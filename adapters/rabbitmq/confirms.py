@@ -145,7 +145,7 @@ class Confirms:
 
     def _returned(self, _: PikaChannel, method: spec.Basic.Return, properties: spec.BasicProperties, __: bytes) -> None:
         """No queue is bound: its confirm comes next, and means nothing. Of those that look the same it is the oldest."""
-        address = method.exchange, method.routing_key, properties.message_id
+        address = method.exchange, method.routing_key, properties.message_id or ""
         returned = next((posting for posting in self._flight.values() if posting.address == address and not posting.returned), None)
         if returned is not None:
             returned.returned = True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Queue
 
-__all__ = ["LANES", "Binding", "Carrier", "Exchange", "Layout", "QueueType", "carriers_of", "lane_key", "layout", "partition_for", "published_to"]
+__all__ = ["LANES", "Binding", "Carrier", "Exchange", "Layout", "QueueType", "lane_key", "layout", "partition_for", "published_to"]
 
 LANES = 32
 """Into how many lanes the keys of an ordered queue are hashed, for ever; the most partitions that it can have."""
@@ -101,7 +101,7 @@ def published_to(routing_key: str, carrier: str) -> str:
     return name if carrier == name or carrier.startswith(f"{name}.") else carrier
 
 
-def carriers_of(queue: Queue, partitions: int) -> tuple[Carrier, ...]:
+def _carriers(queue: Queue, partitions: int) -> tuple[Carrier, ...]:
     """What a queue is carried by; `partitions` are for ordered ones."""
     count = partitions if queue.ordered else 0
     return tuple(Carrier(name=name, partitions=count, dead_letter=queue.dead_letter_of(name)) for name in queue.carriers)
@@ -109,7 +109,7 @@ def carriers_of(queue: Queue, partitions: int) -> tuple[Carrier, ...]:
 
 def layout(queue: Queue, exchange: str, partitions: int, queue_type: QueueType) -> Layout:
     """Lay a queue out. The last partition is made first, so an ordered queue that has its partition 0 has them all."""
-    carriers = carriers_of(queue, partitions)
+    carriers = _carriers(queue, partitions)
     topic = Exchange(f"{exchange}.{queue.name}", "direct" if queue.ordered else "fanout")
     queues: dict[str, Mapping[str, Any]] = {carrier.dead_letter: _graveyard(queue_type) for carrier in carriers}
     for carrier in carriers:

@@ -10,6 +10,7 @@ import hashlib
 import secrets
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from postroom.adapters.errors import Unavailable
@@ -150,19 +151,36 @@ class RabbitDeadLetters:
 
 def _read(found: Found) -> Letter:
     headers: Mapping[Any, Any] = found.properties.headers or {}
-    if LETTER in headers:
-        reason, attempts = str(headers.get(REASON, "")), headers.get(ATTEMPTS, 0)
-        return Letter(found=found, id=str(headers[LETTER]), reason=reason, attempts=int(attempts), source=str(headers.get(SOURCE, "")))
-    death = _broker_says(headers)
-    reason = f"given up by RabbitMQ: {death.get('reason', 'it says no more')}"
-    when = death["time"].timestamp() if "time" in death else 0.0
-    source = str(death.get("queue", "")).partition("#")[0]
-    return Letter(found=found, id=f"{when:.6f}-{_fingerprint(found)}", reason=reason, attempts=int(death.get("count", 0)), source=source)
+    if LETTER not in headers:
+        return _given_up_by_the_broker(found, _last_death(headers))
+    return Letter(
+        found=found,
+        id=str(headers[LETTER]),
+        reason=str(headers.get(REASON, "")),
+        attempts=_whole(headers.get(ATTEMPTS)),
+        source=str(headers.get(SOURCE, "")),
+    )
 
 
-def _broker_says(headers: Mapping[Any, Any]) -> Mapping[str, Any]:
+def _given_up_by_the_broker(found: Found, death: Mapping[str, Any]) -> Letter:
+    died_at = death.get("time")
+    seconds = died_at.timestamp() if isinstance(died_at, datetime) else 0.0
+    return Letter(
+        found=found,
+        id=f"{seconds:.6f}-{_fingerprint(found)}",
+        reason=f"given up by RabbitMQ: {death.get('reason', 'it says no more')}",
+        attempts=_whole(death.get("count")),
+        source=str(death.get("queue", "")).partition("#")[0],
+    )
+
+
+def _last_death(headers: Mapping[Any, Any]) -> Mapping[str, Any]:
     deaths = headers.get("x-death")
     return deaths[0] if isinstance(deaths, list) and deaths and isinstance(deaths[0], dict) else {}
+
+
+def _whole(value: object) -> int:
+    return int(value) if isinstance(value, int) else 0
 
 
 def _fingerprint(found: Found) -> str:

@@ -48,6 +48,9 @@ class Link(Generic[End]):
                 connection = Connection(self._options, self._role)
                 connection.open()
                 self._open = connection, self._attach(connection)
+            if self._closed:  # meanwhile
+                self._open[0].close()
+            self.require_open()
             return self._open[1]
 
     def require_open(self) -> None:

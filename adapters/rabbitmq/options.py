@@ -4,7 +4,8 @@
 
 Hosts are tried in their order. User, password and vhost are percent-encoded where they hold one of `: / ? # @ %`; without a path the vhost is `/`.
 Options of our own: queue_type (quorum or classic), partitions (of an ordered queue), exchange, confirm_timeout, patience, connection_name.
-For amqps: cafile, certfile, keyfile, keyfile_password, server_hostname. Every other parameter of pika's goes by its own name.
+For amqps: cafile, certfile, keyfile, keyfile_password, server_hostname, and auth=external for a user that the client's certificate names.
+Every other parameter of pika's goes by its own name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import pika
+from pika.credentials import ExternalCredentials
 
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.urls import redact
@@ -69,7 +71,14 @@ def _queue_type(text: str) -> QueueType:
         raise ValueError(f"quorum or classic, not {text!r}") from None
 
 
+def _auth(text: str) -> str:
+    if text not in {"plain", "external"}:
+        raise ValueError(f"plain or external, not {text!r}")
+    return text
+
+
 _OURS: Mapping[str, Callable[[str], Any]] = {
+    "auth": _auth,
     "confirm_timeout": _seconds,
     "connection_name": _text,
     "exchange": _text,
@@ -108,6 +117,7 @@ class Options:
     virtual_host: str = "/"
     user: str = "guest"
     password: str = field(default="guest", repr=False)
+    auth: str = "plain"
     tls: ssl.SSLContext | None = None
     server_hostname: str | None = None
     queue_type: QueueType = QueueType.QUORUM
@@ -140,7 +150,7 @@ class Options:
                 host=host,
                 port=port,
                 virtual_host=self.virtual_host,
-                credentials=pika.PlainCredentials(self.user, self.password),
+                credentials=ExternalCredentials() if self.auth == "external" else pika.PlainCredentials(self.user, self.password),
                 ssl_options=pika.SSLOptions(self.tls, self.server_hostname or host) if self.tls else None,
                 **{**self.settings, "client_properties": properties},
             )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,9 +21,11 @@ MOST_BYTES = 8 * 2**20
 
 def rank(letter: str) -> tuple[float, str]:
     """The place of a letter with this id among all others: it starts with the time."""
-    with suppress(ValueError):
-        return float(letter.partition("-")[0]), letter
-    return 0.0, letter
+    try:
+        seconds = float(letter.partition("-")[0])
+    except ValueError:
+        seconds = 0.0
+    return seconds if math.isfinite(seconds) else 0.0, letter
 
 
 class Pages:

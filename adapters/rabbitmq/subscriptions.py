@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import PostroomError, Unavailable
@@ -81,8 +82,9 @@ class Subscriptions:
     def want(self, demand: int) -> None:
         """Have so many deliveries here at a time: of each queue as many, since others may be empty, and its turns of one round at least."""
         self._demand = min(demand, self._prefetch)
-        for feed in self._alive():
-            feed.grow(self._credit(feed.carrier))
+        with suppress(Unavailable):  # lost this moment
+            for feed in self._alive():
+                feed.grow(self._credit(feed.carrier))
 
     def ready(self) -> list[str]:
         """The carriers that have something to take."""
@@ -98,8 +100,9 @@ class Subscriptions:
 
     def hand_back(self, before: float) -> None:
         """Let others have what has been waiting here since before that time."""
-        for feed in self._alive():
-            feed.shrink(self._credit(feed.carrier), before)
+        with suppress(Unavailable):  # lost this moment
+            for feed in self._alive():
+                feed.shrink(self._credit(feed.carrier), before)
 
     def outstanding(self, carrier: str) -> int:
         """How many deliveries of a carrier are not settled."""

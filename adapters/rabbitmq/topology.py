@@ -58,7 +58,7 @@ class Topology:
             plain = count(channel, name) is not None
             partitions = 0 if plain else _partitions(channel, name)
             if not plain and not partitions:
-                raise ConfigurationError(f"queue {name!r} is not declared: declare it with ensure() first")
+                raise _undeclared(name)
             known = self._carriers[name] = Carrier(name=name, partitions=partitions, dead_letter=_dead_letter(channel, name, partitions))
         return known
 
@@ -143,13 +143,18 @@ def _partitions(channel: Channel, name: str) -> int:
 
 def _dead_letter(channel: Channel, name: str, partitions: int) -> str:
     """What a queue was declared with can't be asked; but a declaration that differs is refused with the value that is there."""
-    carrier = Carrier(name=name, partitions=partitions, dead_letter="")
+    queue = Carrier(name=name, partitions=partitions, dead_letter="").queues[0]
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "?"}
     try:
-        channel.ask("queue_declare", queue=carrier.queues[0], durable=True, arguments=arguments)
+        channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
     except Refusal as refusal:
         return actual_value("x-dead-letter-routing-key", refusal) or f"{name}.dlq"
-    return f"{name}.dlq"
+    channel.ask("queue_delete", queue=queue)  # it was deleted a moment ago, and so we have made it
+    raise _undeclared(name)
+
+
+def _undeclared(name: str) -> ConfigurationError:
+    return ConfigurationError(f"queue {name!r} is not declared: declare it with ensure() first")
 
 
 def _make(channel: Channel, plan: Layout) -> None:
