@@ -23,7 +23,7 @@ from postroom.adapters.sql.twin import open_twin
 from postroom.consumers import AsyncContext, Context
 from postroom.consumers.ledger.tables import ledger
 from postroom.consumers.policy import readable
-from postroom.consumers.worker import lanes
+from postroom.consumers.worker import alone, lanes
 from support.inprocess import SOON, Office, effect, effects, office, working
 from support.workers import eventually
 
@@ -144,7 +144,8 @@ def test_an_async_handler_that_exits_has_failed_and_the_others_go_on(here: Offic
 
 
 @pytest.mark.parametrize("ended_by", ["its timeout", "another holder"])
-def test_an_attempt_that_is_cut_short_has_no_transaction_any_more(anywhere: Office, ended_by: str) -> None:
+def test_an_attempt_that_is_cut_short_has_no_transaction_any_more(anywhere: Office, ended_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "STARVED", 0.0)  # the next attempt would wait for the one that hangs, to be alone
     here, go_on, inside, said = anywhere, threading.Event(), threading.Event(), list[str]()
 
     @here.jobs.handler("t", queue="q", timeout=0.5 if ended_by == "its timeout" else None, max_attempts=20, backoff=SOON)
