@@ -145,7 +145,7 @@ def test_an_async_handler_that_exits_has_failed_and_the_others_go_on(here: Offic
 
 @pytest.mark.parametrize("ended_by", ["its timeout", "another holder"])
 def test_an_attempt_that_is_cut_short_has_no_transaction_any_more(anywhere: Office, ended_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "STARVED", 0.0)  # the next attempt would wait for the one that hangs, to be alone
+    monkeypatch.setattr(alone, "STARVED", 0.1)  # the next attempt would wait for the one that hangs, to be alone
     here, go_on, inside, said = anywhere, threading.Event(), threading.Event(), list[str]()
 
     @here.jobs.handler("t", queue="q", timeout=0.5 if ended_by == "its timeout" else None, max_attempts=20, backoff=SOON)
