@@ -18,7 +18,7 @@ from .errors import (
     Unavailable,
     UnknownScheme,
 )
-from .seam import Adapter, Capabilities, Consumer, DeadLetter, DeadLetters, Delivery, Header, Message, Outcome, Queue, Verdict
+from .seam import Adapter, Capabilities, Consumer, DeadLetter, DeadLetters, Delivery, Header, Hold, Message, Outcome, Queue, Verdict
 
 __all__ = [
     "AccessDenied",
@@ -31,6 +31,7 @@ __all__ = [
     "DeadLetters",
     "Delivery",
     "Header",
+    "Hold",
     "IllegalTransition",
     "InvalidMessage",
     "LeaseLost",

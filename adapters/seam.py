@@ -12,15 +12,29 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import ConfigurationError
 from .numbers import flaw, flaws
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["Adapter", "Capabilities", "Consumer", "DeadLetter", "DeadLetters", "Delivery", "Header", "Message", "Outcome", "Queue", "Verdict"]
+__all__ = [
+    "Adapter",
+    "Capabilities",
+    "Consumer",
+    "DeadLetter",
+    "DeadLetters",
+    "Delivery",
+    "Header",
+    "Hold",
+    "Message",
+    "Outcome",
+    "Queue",
+    "Verdict",
+    "retries_of",
+]
 
 Header = str | int | bool | bytes | None
 """What travels on every broker: text, 64-bit integers, booleans, bytes, nothing."""
@@ -37,6 +51,9 @@ class Queue:
     `groups` makes it a topic: each group gets every message, in a queue of its own named `<name>.<group>`. A list or a set will do, too.
     `priorities` splits it into weighted queues `<name>.<priority>`: {"high": 4, "low": 1} takes four urgent jobs for each other one.
     `dead_letter` names the dead-letter queue, by default `<carrier>.dlq`.
+    `foreign` says that another program declares and fills it: it must be there, and nothing of it is ever declared, changed or published to.
+    Postroom's own messages about its jobs, retries and replays, travel in a second carrier, `<carrier>.retry`. In SQL and memory, where nobody
+    else could have made it, it is declared like any other.
     """
 
     name: str
@@ -45,6 +62,7 @@ class Queue:
     groups: tuple[str, ...] = ()
     priorities: Mapping[str, int] = field(default_factory=dict)
     dead_letter: str = ""
+    foreign: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for a name, a lease, groups or priorities that no backend could carry."""
@@ -58,16 +76,46 @@ class Queue:
             raise ConfigurationError(f"queue {self.name!r}: {wrong}")
         if self.priorities and (self.groups or self.ordered):
             raise ConfigurationError(f"queue {self.name!r}: priorities can't be kept together with an order or with groups")
+        if self.priorities and self.foreign:
+            raise ConfigurationError(f"queue {self.name!r}: a foreign queue is what its owner has made it, and can't be split by priorities")
 
     @property
     def carriers(self) -> Mapping[str, int]:
         """The queues that really hold messages, with their weights: this one, or one for each group or priority."""
-        parts = self.priorities or dict.fromkeys(self.groups, 1)
-        return {f"{self.name}.{part}": weight for part, weight in parts.items()} or {self.name: 1}
+        held = self._held
+        return {**held, **{retries_of(name): weight for name, weight in held.items()}} if self.foreign else held
+
+    @property
+    def foreign_carriers(self) -> tuple[str, ...]:
+        """Those of its carriers that another program has made."""
+        return tuple(self._held) if self.foreign else ()
+
+    def carriers_of(self, group: str) -> Mapping[str, int]:
+        """Those carriers of a topic that are for one of its groups."""
+        name = f"{self.name}.{group}"
+        return {carrier: weight for carrier, weight in self.carriers.items() if carrier in {name, retries_of(name)}}
 
     def dead_letter_of(self, carrier: str) -> str:
         """The name of a carrier's dead-letter queue."""
         return self.dead_letter or f"{carrier}.dlq"
+
+    def group_of(self, carrier: str) -> str | None:
+        """The group that a carrier gets a topic's messages for; None when it gets none but its own."""
+        return next((group for group in self.groups if carrier == f"{self.name}.{group}"), None)
+
+    def back_to(self, carrier: str) -> str:
+        """The carrier where a message that came from this one is sent to come again: itself, unless it is foreign."""
+        return retries_of(carrier) if carrier in self.foreign_carriers else carrier
+
+    @property
+    def _held(self) -> Mapping[str, int]:
+        parts = self.priorities or dict.fromkeys(self.groups, 1)
+        return {f"{self.name}.{part}": weight for part, weight in parts.items()} or {self.name: 1}
+
+
+def retries_of(carrier: str) -> str:
+    """The carrier of Postroom's own messages for a foreign one."""
+    return f"{carrier}.retry"
 
 
 def _is_name(name: object) -> bool:
@@ -95,6 +143,10 @@ class Message:
     `id` is the same in every copy of the message. `ordering_key` None means the message has no order to keep.
     `delay` (seconds) is honoured only where `Capabilities.native_delay`.
     `max_attempts` None means the backend itself sets no limit (the ledger above does).
+    `properties` are what a broker tells of another program's message beside its headers, as plain JSON values; they are not published. RabbitMQ:
+    `exchange`, `routing_key`, the message's AMQP properties by their names (`content_type`, `correlation_id`, `type` ...; `timestamp` in seconds),
+    and as `headers` those of a type that no other broker has (tables, lists, floats). Kafka: `topic`, `partition`, `offset`, `timestamp` (seconds);
+    the record's key is the `ordering_key`. Empty for a message that Postroom itself has published.
     """
 
     id: str
@@ -104,6 +156,7 @@ class Message:
     ordering_key: str | None = None
     delay: float = 0.0
     max_attempts: int | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 class Verdict(Enum):
@@ -180,6 +233,20 @@ class Capabilities:
     """A job that one consumer has no room for goes to another; else it may wait for the one whose partition or batch it is in (Kafka)."""
     rolling: bool = True
     """A settled delivery makes room for another at once; else all that were fetched together are settled first (Kafka's share groups)."""
+    lists: bool = True
+    """`carriers()` tells of all that were declared, by whomever; else of those that this adapter has declared or was asked about (RabbitMQ)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """How long (seconds) a consumer can hold one delivery, whatever it does; `why` tells an operator what decides that, and how to change it.
+
+    `assumed`: the backend does not tell, so it is what the URL says of it, or its default.
+    """
+
+    seconds: float
+    why: str
+    assumed: bool = False
 
 
 class Consumer(Protocol):
@@ -250,6 +317,13 @@ class Adapter(Protocol):
         Raises TopologyMismatch when one exists with other arguments (with `passive` also when one is missing), and changes nothing then.
         """
 
+    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:
+        """Set up what the backend keeps of a group that will consume these carriers, which are declared; idempotent.
+
+        Return the carriers whose deliveries can be held for a limited time only, which `extend` can't lengthen: afterwards a delivery goes to
+        others, uncharged, though its handler still runs.
+        """
+
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Publish in order; return one outcome for each message, in order. Blocks until all are known (each backend states its bound).
 
@@ -274,7 +348,10 @@ class Adapter(Protocol):
         """The names of all declared carriers, sorted, as far as this backend can list them; a broker that can't gives those ensured here."""
 
     def depth(self, queue: str) -> Mapping[str, int]:
-        """Count the jobs of a carrier by status: at least `pending`, `running` and `failed`; all 0 where nobody declared it."""
+        """Count the jobs of a carrier by status: at least `pending`, `running` and `failed`; all 0 where nobody declared it.
+
+        Where a failed job holds the later ones of its ordering key on the backend itself: when there are such, `blocked` of the pending ones.
+        """
 
     def tidy(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` jobs that were done more than `older_than` seconds ago; return how many. Dead letters stay. Brokers keep none: 0."""

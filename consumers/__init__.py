@@ -11,27 +11,50 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .context import AsyncContext, Context, Job
+    from .dead import Letter, Selection
     from .jobs import Jobs
+    from .mapping import MappedJob
+    from .office import DeadLetterOffice
     from .policy import Backoff, Fail, Retry
+    from .replay import Fate, Unproven
+    from .resending import Overdue, Resent, resend
     from .worker import Report, Stop, Supervisor, Worker, WorkerSettings, run_in_foreground
 
 __all__ = [
     "AsyncContext",
     "Backoff",
     "Context",
+    "DeadLetterOffice",
     "Fail",
+    "Fate",
     "Job",
     "Jobs",
+    "Letter",
+    "MappedJob",
+    "Overdue",
     "Report",
+    "Resent",
     "Retry",
+    "Selection",
     "Stop",
     "Supervisor",
+    "Unproven",
     "Worker",
     "WorkerSettings",
+    "resend",
     "run_in_foreground",
 ]
 
-_HOMES = {"context": ("AsyncContext", "Context", "Job"), "jobs": ("Jobs",), "policy": ("Backoff", "Fail", "Retry")}
+_HOMES = {
+    "context": ("AsyncContext", "Context", "Job"),
+    "dead": ("Letter", "Selection"),
+    "jobs": ("Jobs",),
+    "mapping": ("MappedJob",),
+    "office": ("DeadLetterOffice",),
+    "policy": ("Backoff", "Fail", "Retry"),
+    "replay": ("Fate", "Unproven"),
+    "resending": ("Overdue", "Resent", "resend"),
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 

@@ -15,11 +15,13 @@ from postroom.adapters.errors import ConfigurationError, Undecodable
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.text import bounded
 from postroom.outbox.envelope import Envelope, digest, read_envelope
+from postroom.outbox.holdups import Holdup
 from postroom.outbox.parked import Parked, ParkedRow
 
 from .entries import owner
 from .ledger import Ledger
 from .ledger.statements import DISCARDED as REMEMBER
+from .recognised import recognised
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +55,7 @@ PAGE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """One job that was given up. `id` names it in its place; `envelope` is None for a message that is not Postroom's."""
+    """One job that was given up. `id` names it in its place; `envelope` is None for a message that was never a job of Postroom's."""
 
     source: str
     queue: str
@@ -67,7 +69,7 @@ class Letter:
     @property
     def digest(self) -> str:
         """The fingerprint of its payload, as the ledger knows it."""
-        return digest(self.message.body)
+        return (self.envelope.mapped if self.envelope else None) or digest(self.message.body)
 
     @property
     def names(self) -> Collection[str]:
@@ -92,17 +94,20 @@ class Place(Protocol):
 
 
 class QueuePlace:
-    """The dead letters of one carrier, on any backend."""
+    """The dead letters of one carrier, on any backend. With an `engine` it knows those messages of other producers that were jobs, too."""
 
     source = "queue"
 
-    def __init__(self, queue: str, dead: DeadLetters) -> None:
+    def __init__(self, queue: str, dead: DeadLetters, engine: Engine | None = None) -> None:
         self.queue = queue
         self._dead = dead
+        self._engine = engine
 
     def page(self, after: str | None) -> Sequence[Letter]:
         """See `Place`."""
-        return [self._letter(found) for found in self._dead.list(limit=PAGE, after=after)]
+        page = self._dead.list(limit=PAGE, after=after)
+        known = recognised(self._engine, self.queue, [found.message for found in page]) if self._engine else {}
+        return [self._letter(found, known.get(found.message.id)) for found in page]
 
     def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None) -> Sequence[str]:
         """See `Place`."""
@@ -112,7 +117,7 @@ class QueuePlace:
         """See `Place`."""
         return [found.id for found in self._dead.take(ids)]
 
-    def _letter(self, found: DeadLetter) -> Letter:
+    def _letter(self, found: DeadLetter, known: Envelope | None) -> Letter:
         return Letter(
             source=self.source,
             queue=self.queue,
@@ -121,7 +126,7 @@ class QueuePlace:
             error=found.reason,
             attempts=found.attempts,
             died_at=found.died_at,
-            envelope=envelope_of(found.message),
+            envelope=known or envelope_of(found.message),
         )
 
 
@@ -188,7 +193,7 @@ class Selection:
 
 def places(engine: Engine, adapter: Adapter, carriers: Iterable[str], *, parked_for: Iterable[str] = ()) -> Sequence[Place]:
     """The dead letters of these carriers, and the outbox's parked rows `parked_for` these queues (all when empty)."""
-    dead = [QueuePlace(carrier, _dead_letters(adapter, carrier)) for carrier in carriers]
+    dead = [QueuePlace(carrier, _dead_letters(adapter, carrier), engine) for carrier in carriers]
     return [*dead, *(ParkedPlace(engine, queue) for queue in tuple(parked_for) or (None,))]
 
 
@@ -230,6 +235,7 @@ def _note(ledger: Ledger, engine: Engine, letter: Letter, why: str) -> None:
     known = letter.envelope
     if known is None or letter.source != QueuePlace.source:
         return
+    ledger.let_go(Holdup(letter.queue, known.ordering_key, known.id))
     entry = owner(engine, key=known.key, type=known.type, queue=letter.queue)
     mine = entry if entry and (entry.job_id, entry.digest) == (known.id, letter.digest) else None
     note = f"{DISCARDED}{why}; it was: {mine.last_error if mine else letter.error}"

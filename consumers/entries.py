@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-__all__ = ["entries", "owner"]
+__all__ = ["COLUMNS", "entries", "of_job", "owner"]
 
 
-_COLUMNS = [ledger.c[field.name] for field in fields(Entry)]
+COLUMNS = [ledger.c[field.name] for field in fields(Entry)]
 _BY_NAME = (
-    select(*_COLUMNS).where(or_(ledger.c.key == bindparam("name"), ledger.c.job_id == bindparam("id"))).order_by(ledger.c.enqueued_at, ledger.c.id)
+    select(*COLUMNS).where(or_(ledger.c.key == bindparam("name"), ledger.c.job_id == bindparam("id"))).order_by(ledger.c.enqueued_at, ledger.c.id)
 )
-_BY_KEY = select(*_COLUMNS).where(ledger.c.key == bindparam("key"), ledger.c.type == bindparam("type"))
+_BY_JOB = select(*COLUMNS).where(ledger.c.job_id == bindparam("id"))
+_BY_KEY = select(*COLUMNS).where(ledger.c.key == bindparam("key"), ledger.c.type == bindparam("type"))
 
 
 def entries(engine: Engine, key_or_id: str) -> Sequence[Entry]:
@@ -38,6 +39,11 @@ def owner(engine: Engine, *, key: str, type: str, queue: str) -> Entry | None:  
     found = _read(engine, _BY_KEY, {"key": key, "type": type})
     same = [entry for entry in found if entry.queue == queue]
     return same[0] if same else found[0] if len(found) == 1 else None
+
+
+def of_job(engine: Engine, job: str) -> Sequence[Entry]:
+    """The rows, one for each group, that the job with this id made or was last begun under."""
+    return _read(engine, _BY_JOB, {"id": job})
 
 
 def _read(engine: Engine, statement: Any, values: Mapping[str, str]) -> Sequence[Entry]:  # noqa: ANN401 - a Select of many columns

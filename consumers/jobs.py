@@ -11,15 +11,19 @@ from postroom.adapters.numbers import flaw, flaws
 from postroom.adapters.seam import Queue
 from postroom.outbox.tables import MAX_TYPE
 
+from .mapping import Mapper
 from .policy import Backoff
-from .signature import Signature, read_signature, where
+from .signature import Signature, read_signature, require_mapper, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from .mapping import Function as MapperFunction
+
 __all__ = ["Handler", "Jobs"]
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
+MapperT = TypeVar("MapperT", bound="MapperFunction")
 
 _MAX_GROUP = 100  # bytes, the ledger's column
 
@@ -54,7 +58,7 @@ class Handler:
     @property
     def carriers(self) -> Mapping[str, int]:
         """Where its jobs come from, with weights: of a topic only its own group's."""
-        return {f"{self.queue.name}.{self.group}": 1} if self.queue.groups else self.queue.carriers
+        return self.queue.carriers_of(self.group) if self.queue.groups else self.queue.carriers
 
 
 class Jobs:
@@ -69,6 +73,7 @@ class Jobs:
         self.group = group
         self._handlers: dict[tuple[str, str], Handler] = {}
         self._carriers: dict[str, Handler] = {}
+        self._mappers: dict[str, Mapper] = {}
 
     def handler(
         self,
@@ -109,6 +114,35 @@ class Jobs:
             return function
 
         return decorate
+
+    def mapper(self, *, queue: str | Queue) -> Callable[[MapperT], MapperT]:
+        """Make the decorated function the mapper of the messages that other programs send to `queue`: those without Postroom's own headers.
+
+        It is called with the `Message` and returns the `MappedJob` that it means, or None for what is no job: that is acked, counted and logged. What
+        it raises, or what can't be a job, makes a dead letter with the message's own bytes and headers. A retry is mapped again, so it has to return
+        the same for the same message. It runs in the thread that receives: it converts, and waits for nothing.
+        Raises ConfigurationError, with file and line, for a second mapper of the queue, or a function that takes anything but one message.
+        """
+        name = queue if isinstance(queue, str) else queue.name
+
+        def decorate(function: MapperT) -> MapperT:
+            require_mapper(function)
+            if twin := self._mappers.get(name):
+                raise ConfigurationError(f"{where(function)}: queue {name!r} has a mapper already, at {twin.where}")
+            self._mappers[name] = Mapper(queue=name, function=function, where=where(function))
+            return function
+
+        return decorate
+
+    @property
+    def mappers(self) -> Collection[Mapper]:
+        """All mappers, in the order of their declaration."""
+        return self._mappers.values()
+
+    def mapper_of(self, carrier: str) -> Mapper | None:
+        """Return the mapper for what other programs have sent to `carrier`."""
+        handler = self._carriers.get(carrier)
+        return self._mappers.get(handler.queue.name) if handler else None
 
     @property
     def handlers(self) -> Collection[Handler]:

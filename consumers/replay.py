@@ -19,6 +19,7 @@ from sqlalchemy import bindparam, select
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import translated
 from postroom.outbox.envelope import COPY, REPLAYS
+from postroom.outbox.holdups import Holdup
 from postroom.outbox.tables import outbox
 
 from .dead import ParkedPlace, behind
@@ -62,11 +63,15 @@ class Marked:
     place: Place
     id: str
     message_id: str
+    job: str
     type: str
     key: str
+    ordering_key: str
     digest: str
     replays: int
     entry: Entry | None
+    lacking: Mapping[str, Header]
+    """The headers of its envelope that the message itself has not: those of another producer's message have none."""
 
 
 class Unproven(Exception):
@@ -89,11 +94,14 @@ def _mark(engine: Engine, place: Place, letter: Letter) -> Marked:
         place=place,
         id=letter.id,
         message_id=letter.message.id,
+        job=known.id if known else "",
         type=known.type if known else "",
         key=known.key if known else "",
+        ordering_key=known.ordering_key if known else "",
         digest=letter.digest,
         replays=known.replays if known else 0,
         entry=entry,
+        lacking={name: value for name, value in known.to_headers().items() if name not in letter.message.headers} if known else {},
     )
 
 
@@ -132,13 +140,14 @@ class Replay:
         entry = self._look(marked)
         if entry is None or entry.is_free:  # free: a discard of this letter was cut short
             replays = max(marked.replays, entry.replays if entry else 0) + 1
-            return self._put_back(marked, {REPLAYS: replays} if marked.key else None)
+            return self._put_back(marked, {**marked.lacking, REPLAYS: replays} if marked.key else None)
         if entry.digest != marked.digest:
             return Fate.CONFLICT
         if entry.status == "done":
+            self._ledger.let_go(Holdup(marked.place.queue, marked.ordering_key, marked.job))
             return Fate.DONE if marked.place.remove([marked.id], "its work is done") else Fate.GONE
         revived = self._revive(marked, entry)
-        return self._put_back(marked, {REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
+        return self._put_back(marked, {**marked.lacking, REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
 
     def _look(self, marked: Marked) -> Entry | None:
         before = marked.entry

@@ -16,7 +16,7 @@ from .payload import Convert, converter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["Signature", "read_signature", "where"]
+__all__ = ["Signature", "read_signature", "require_mapper", "where"]
 
 _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 _AT_MOST = 2  # payload and context
@@ -51,6 +51,15 @@ def read_signature(function: Callable[..., Any], scope: Mapping[str, Any]) -> Si
     except (TypeError, NameError) as error:
         raise ConfigurationError(f"{where(function)}: the type of {payload!r} can't be served: {error}") from error
     return Signature(convert=convert, wants_context=bool(context), is_async=is_async)
+
+
+def require_mapper(function: Callable[..., Any]) -> None:
+    """Raise ConfigurationError, with file and line, unless it can be called with one message and answers at once."""
+    needed = [parameter for parameter in _signature(function).parameters.values() if parameter.default is parameter.empty]
+    if len(needed) != 1 or needed[0].kind not in _POSITIONAL:
+        raise ConfigurationError(f"{where(function)}: a mapper is f(message), not f{_signature(function)}")
+    if any(inspect.iscoroutinefunction(layer) or _is_generator(layer) for layer in _layers(function)):
+        raise ConfigurationError(f"{where(function)}: a mapper is an ordinary function: it returns a MappedJob or None, and waits for nothing")
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

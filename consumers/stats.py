@@ -13,6 +13,7 @@ from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import now
 from postroom.outbox.stats import Backlog, stats
 
+from .known import carriers_known
 from .ledger.tables import ledger
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ class Stats:
 
 
 def stats_of(engine: Engine, adapter: Adapter, *, carriers: Iterable[str] = ()) -> Stats:
-    """Count. `carriers` are queues to ask the broker about besides those that it can list. Reads the whole ledger once: some seconds for millions.
+    """Count. `carriers` are queues to ask the broker about besides those that are known of it: see `carriers_known`.
 
+    Reads the whole ledger once: some seconds for millions.
     Raises Unavailable when database or broker can't be reached.
     """
     backlogs, keys, clock = transact(reading(engine), _read)
-    depths = {carrier: adapter.depth(carrier) for carrier in {*carriers, *adapter.carriers()}}
+    depths = {carrier: adapter.depth(carrier) for carrier in {*carriers, *carriers_known(engine, adapter)}}
     queues = [
         QueueStats(queue=queue, outbox=backlogs.get(queue, Backlog()), broker=depths.get(queue, {}), ledger=keys.get(queue, {}))
         for queue in sorted({*backlogs, *keys, *depths})

@@ -10,7 +10,9 @@ from sqlalchemy import bindparam, or_, select
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import translated
 from postroom.adapters.sql.types import now
-from postroom.outbox.envelope import digest
+from postroom.outbox.envelope import fingerprint
+from postroom.outbox.holdups import FIRST_HOLDUP
+from postroom.outbox.rows import MESSAGE, message_of
 from postroom.outbox.tables import outbox
 
 from .dead import DISCARDED
@@ -34,13 +36,13 @@ _MOST = 1000
 _NAMES = ("id", "queue", "type", "key", "status", "enqueued_at", "available_at", "retry_at", "attempts", "last_error", "sent_at")
 _ROW = [outbox.c[name] for name in _NAMES]
 _BY_NAME = (
-    select(*_ROW, now().label("now"))
+    select(*_ROW, FIRST_HOLDUP.label("first"), now().label("now"))
     .where(or_(outbox.c.key == bindparam("name"), outbox.c.id == bindparam("id")))
     .order_by(outbox.c.seq.desc())
     .limit(_MOST)
 )
 _NOW = select(now())
-_BODY = select(outbox.c.body).where(outbox.c.id == bindparam("id")).limit(1)
+_MESSAGE = select(*MESSAGE).where(outbox.c.id == bindparam("id")).limit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,11 @@ class JobStatus:
     now: float
     held: str | None = None
     """Why the broker would not take it yet, while its row in the outbox waits to be tried again."""
+    behind: str | None = None
+    """The job of its ordering key that must end before its row may leave the outbox."""
+    redeliveries: int | None = None
+    """The broker's own count when a worker last began it: how often it had delivered this message before. Each counts otherwise, deliveries among
+    them that nobody has run; the ledger alone says how many attempts there were."""
 
 
 def status_of(engine: Engine, key_or_id: str, *, find_dead: Callable[[str, str], Letter | None] = lambda _queue, _id: None) -> Sequence[JobStatus]:
@@ -106,7 +113,9 @@ class Found:
     def digest(self, row: OutboxRow) -> str:
         """The fingerprint of its payload, which is read only now."""
         with translated(self.engine), reading(self.engine).connect() as connection:
-            return digest(connection.execute(_BODY, {"id": row.id}).scalars().first() or b"")
+            stored: OutboxRow = connection.execute(_MESSAGE, {"id": row.id}).first()
+        message = message_of(stored) if stored else None
+        return fingerprint(message.body, message.headers) if message else ""
 
 
 def _entries(engine: Engine, key_or_id: str, rows: Iterable[OutboxRow]) -> Sequence[Entry]:
@@ -166,11 +175,16 @@ def _of_unbegun(row: OutboxRow, clock: float, dead: Letter | None) -> JobStatus:
         last_error=dead.error if dead else row.last_error,
         now=clock,
         held=_held(row),
+        behind=_behind(row),
     )
 
 
 def _held(row: OutboxRow) -> str | None:
     return (row.last_error or "the broker gave no reason") if row.status == "pending" and row.retry_at is not None else None
+
+
+def _behind(row: OutboxRow) -> str | None:
+    return row.first if row.status == "pending" and row.first != row.id else None
 
 
 def _of_entry(entry: Entry, row: OutboxRow | None, clock: float) -> JobStatus:
@@ -191,6 +205,8 @@ def _of_entry(entry: Entry, row: OutboxRow | None, clock: float) -> JobStatus:
         last_error=entry.last_error,
         now=clock,
         held=_held(row) if row else None,
+        behind=_behind(row) if row else None,
+        redeliveries=entry.redeliveries,
         **state,
     )
 

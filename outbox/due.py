@@ -1,7 +1,8 @@
 """Which rows are due, in the lanes of one relay: two reads of one index.
 
 Rows leave oldest due first. A row whose publish must be tried again waits for its `retry_at`, and the later rows of its ordering key in its queue
-wait for it (`holds`); nobody else does.
+wait for it (`holds`); nobody else does. In an ordered queue the rows of a key also wait for the jobs that hold it up, of which the first waits
+for nobody.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from sqlalchemy import ARRAY, BigInteger, ColumnElement, SmallInteger, and_, any
 
 from postroom.adapters.sql.types import constant, now
 
+from .holdups import FIRST_HOLDUP
 from .rows import MESSAGE
 from .tables import outbox
 
@@ -59,7 +61,9 @@ _FIRST_HOLDER = (
     .limit(literal_column("1"))
     .scalar_subquery()
 )
-_IS_FREE = func.coalesce(_FIRST_HOLDER, 0) < 1  # not IS NULL: PostgreSQL takes that for so unlikely that it prepares to read the whole line
+_IN_ORDER = case((outbox.c.id, 0), (constant(""), _FIRST_HOLDER), value=func.coalesce(FIRST_HOLDUP, constant("")), else_=1)
+_OBSTACLE = case((outbox.c.ordered, _IN_ORDER), else_=_FIRST_HOLDER)
+_IS_FREE = func.coalesce(_OBSTACLE, 0) < 1  # not IS NULL: PostgreSQL takes that for so unlikely that it prepares to read the whole line
 
 
 def _queries(waiting: ColumnElement[bool]) -> Mapping[str, Select[Any]]:

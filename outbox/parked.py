@@ -13,6 +13,7 @@ from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import constant, now
 from postroom.adapters.text import bounded
 
+from .holdups import Holdup, let_go
 from .rows import MESSAGE, message_of, wake
 from .tables import outbox
 
@@ -39,7 +40,7 @@ _PAGE = (
 )
 _COUNTS = select(outbox.c.queue, func.count().label("number")).where(_PARKED).group_by(outbox.c.queue).order_by(outbox.c.queue)
 _NAMED = (_PARKED, outbox.c.seq.in_(bindparam("seqs", expanding=True)))
-_LOCK = select(outbox.c.seq).where(*_NAMED).order_by(outbox.c.seq).with_for_update()
+_LOCK = select(outbox.c.seq, outbox.c.queue, outbox.c.ordering_key, outbox.c.id).where(*_NAMED).order_by(outbox.c.seq).with_for_update()
 _REPLAY = update(outbox).where(*_NAMED).values(status="pending", attempts=0, retry_at=None, holds=None)
 _REASON = bindparam("reason", type_=Text) + func.coalesce(constant("; it was: ").concat(outbox.c.last_error), constant(""))
 _DISCARD = update(outbox).where(*_NAMED).values(status="dropped", sent_at=now(), retry_at=None, holds=None, last_error=_REASON)
@@ -87,13 +88,15 @@ class Parked:
         """Give these jobs up: they are never published, and keep `reason` in their rows until a purge; return those that were parked."""
         if not reason.strip():
             raise ConfigurationError("reason: say why the jobs are given up; who asks for them later will read it")
-        return self._change(_DISCARD, seqs, {"reason": bounded(f"discarded: {reason}")})
+        return self._change(_DISCARD, seqs, {"reason": bounded(f"discarded: {reason}")}, for_good=True)
 
-    def _change(self, statement: Update, seqs: Sequence[int], values: Mapping[str, Any]) -> Sequence[int]:
+    def _change(self, statement: Update, seqs: Sequence[int], values: Mapping[str, Any], *, for_good: bool = False) -> Sequence[int]:
         def work(connection: Connection) -> Sequence[int]:
-            found = connection.execute(_LOCK, {"seqs": list(seqs)}).scalars().all()
+            rows = connection.execute(_LOCK, {"seqs": list(seqs)}).all()
+            found = [row.seq for row in rows]
             if found:
                 connection.execute(statement, {"seqs": found, **values})
+                let_go(connection, [Holdup(row.queue, row.ordering_key, row.id) for row in rows] if for_good else ())
                 wake(connection)
             return found
 

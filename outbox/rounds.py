@@ -47,14 +47,17 @@ class Rounds:
         self._lanes = Lanes(engine, name=name, lease=options.lease, clock=clock)
         self._line = Line(engine, options, clock=clock)
         self._owed: tuple[Tenure, Sequence[Answer]] | None = None
-        self._began = clock()
+        self._began = self._answered = clock()
 
     def look(self) -> Tenure:
         """Take this relay's share of the lanes; see `Lanes.look`."""
         return self._lanes.look()
 
     def round(self, go_on: Callable[[], bool]) -> RoundResult:
-        """Do one round. Blocks for two short transactions and the broker's answers; `go_on` is asked between waves."""
+        """Do one round. Blocks for two short transactions and the broker's answers; `go_on` is asked between waves.
+
+        The lanes of a relay that has had no answer for a lease are for others then, whose way to the broker may be another one.
+        """
         self._began = self._clock()
         earlier = self._pay()
         tenure = self._lanes.look()
@@ -63,6 +66,10 @@ class Rounds:
         result = replace(self._pay(), more=batch.more)
         if result.sent < len(batch.rows) or batch.refused:
             self._line.restart()
+        if not result.outage:
+            self._answered = self._clock()
+        elif self._clock() - self._answered > self._options.lease:
+            self._lanes.release()
         return earlier + result
 
     def renew(self) -> None:

@@ -58,5 +58,5 @@ class Routes:
 
 def _levels(queue: Queue) -> Mapping[str | None, Route]:
     if not queue.priorities:
-        return {None: Route(queue.name, queue.ordered)}
+        return {None: Route(queue.back_to(queue.name), queue.ordered)}
     return {level: Route(f"{queue.name}.{level}", queue.ordered) for level in queue.priorities}

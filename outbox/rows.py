@@ -13,7 +13,7 @@ from sqlalchemy import Double, bindparam, func, insert, literal_column, select
 from postroom.adapters.seam import Message
 from postroom.adapters.sql.types import constant, now
 
-from .envelope import ENQUEUED_AT
+from .envelope import COPY, ENQUEUED_AT, REPLAYS
 from .tables import CHANNEL, LANES, outbox
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .envelope import Envelope
 
-__all__ = ["MESSAGE", "NewRow", "build_row", "insert_rows", "lane_of", "message_of", "to_message", "wake"]
+__all__ = ["MESSAGE", "NewRow", "build_row", "insert_rows", "lane_of", "message_of", "restamped", "stamp_of", "to_message", "wake"]
 
 NewRow: TypeAlias = dict[str, Any]
 """The parameters of one row to insert; make it with `build_row`."""
@@ -44,7 +44,7 @@ _INSERT = (
 _WAKE = select(func.pg_notify(constant(CHANNEL), constant("")))
 _INSERT_AND_WAKE = _INSERT.returning(func.pg_notify(constant(CHANNEL), constant("")))  # no round trip of its own, and only a commit sends it
 
-_KEYS = ("id", "queue", "type", "key", "ordering_key", "lane", "ordered", "body", "headers", "holds")
+_KEYS = ("id", "queue", "type", "key", "ordering_key", "lane", "ordered", "body", "headers")
 _BARE_DRIVERS = frozenset({"pysqlite", "psycopg"})
 """Drivers that take all values of a row as they are. Elsewhere SQLAlchemy converts them, at each execution; here its SQL is made once, and kept."""
 
@@ -52,11 +52,10 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.decode
 
 
-def build_row(envelope: Envelope, body: bytes, *, ordered: bool, delay: float = 0.0, holds: bool = False) -> NewRow:
+def build_row(envelope: Envelope, body: bytes, *, ordered: bool, delay: float = 0.0) -> NewRow:
     """Return the row that makes `envelope` and `body` a message once it is committed and `delay` seconds have passed.
 
-    `ordered` says that the queue is declared so. `holds` makes the row hold back the later rows of its ordering key until it is sent:
-    for the retry of a job of an ordered queue.
+    `ordered` says that the queue is declared so.
     """
     return {
         "id": envelope.id,
@@ -68,7 +67,6 @@ def build_row(envelope: Envelope, body: bytes, *, ordered: bool, delay: float = 
         "ordered": ordered,
         "body": body,
         "headers": _pack(envelope.to_headers()),
-        "holds": envelope.ordering_key if holds else None,
         "first_enqueued_at": envelope.enqueued_at or None,
         "delay": delay,
     }
@@ -103,6 +101,17 @@ def to_message(job_id: str, queue: str, body: bytes, packed: bytes, ordering_key
     headers = _unpack(packed)
     headers[ENQUEUED_AT] = repr(enqueued_at)
     return Message(id=job_id, queue=queue, body=body, headers=headers, ordering_key=ordering_key)
+
+
+def stamp_of(packed: bytes) -> tuple[int, int]:
+    """Return which message of its job the row with these headers is: the replay and the copy in it. The latest is the greatest."""
+    headers = _unpack(packed)
+    return headers[REPLAYS], headers[COPY]
+
+
+def restamped(packed: bytes, *, replays: int, copy: int) -> bytes:
+    """Return the headers of a row as those of another message of the same job."""
+    return _pack({**_unpack(packed), REPLAYS: replays, COPY: copy})
 
 
 def lane_of(ordering_key: str) -> int:

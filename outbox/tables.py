@@ -1,13 +1,13 @@
-"""The outbox's tables: the rows that wait for the broker, and the lanes by which relays share them."""
+"""The outbox's tables: the rows that wait for the broker, whom they wait for, and the lanes by which relays share them."""
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Index, Integer, SmallInteger, String, Table, Text
+from sqlalchemy import Boolean, Column, Index, Integer, SmallInteger, String, Table, Text, UniqueConstraint
 
 from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.sql.types import Blob, Instant, Key, Sequence
 
-__all__ = ["CHANNEL", "LANES", "MAX_KEY", "MAX_TYPE", "TABLES", "lanes", "outbox", "relays"]
+__all__ = ["CHANNEL", "LANES", "MAX_KEY", "MAX_TYPE", "TABLES", "holdups", "lanes", "outbox", "relays"]
 
 CHANNEL = "postroom_outbox"
 """Where PostgreSQL notifies relays of committed rows."""
@@ -71,4 +71,15 @@ relays = Table(
     Column("until", Instant, nullable=False),
 )
 
-TABLES = (outbox, lanes, relays)
+holdups = Table(
+    "postroom_holdups",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("queue", Key(200), nullable=False),
+    Column("ordering_key", Key(MAX_KEY), nullable=False),
+    Column("job", Key(36), nullable=False),
+    UniqueConstraint("ordering_key", "queue", "job", name="postroom_holdups_job"),
+)
+Index("postroom_holdups_first", holdups.c.ordering_key, holdups.c.queue, holdups.c.seq)
+
+TABLES = (outbox, lanes, relays, holdups)

@@ -12,6 +12,7 @@ import pytest
 
 from support import services
 from support.databases import fresh_database
+from support.kafka_server import Server as KafkaServer
 from support.rabbit import Server
 
 # The conformance suite is shipped as part of the package; its assertions are to explain themselves all the same.
@@ -56,6 +57,13 @@ def rabbitmq_server(docker_engine: None) -> Iterator[Server]:
 def kafka_bootstrap(docker_engine: None) -> Iterator[str]:
     with services.running("kafka") as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def kafka_server(docker_engine: None) -> Iterator[KafkaServer]:
+    """One that a test may break, if it mends it again."""
+    with services.running("kafka") as address:
+        yield KafkaServer(address)
 
 
 @pytest.fixture

@@ -82,6 +82,34 @@ def test_each_service_has_an_image_that_can_be_built_here() -> None:
     assert set(services.SERVICES) == set(services.definitions({}))
 
 
+def test_the_image_of_one_run_is_chosen_by_a_variable(docker_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = services.present_images()
+    other = next(image for name, image in images.items() if name != "RABBITMQ_IMAGE")
+    monkeypatch.setenv("RABBITMQ_IMAGE", other)
+    assert services.present_images() == {**images, "RABBITMQ_IMAGE": other}
+    monkeypatch.setenv("RABBITMQ_IMAGE", "postroom/rabbitmq:never-built")
+    assert "RABBITMQ_IMAGE" not in services.present_images()
+
+
+def test_the_tests_of_the_matrix_run_with_the_image_of_their_version(docker_engine: None) -> None:
+    images = services.present_images()
+    if "RABBITMQ_IMAGE" not in images:
+        services.unavailable("no image for rabbitmq is here")
+    version = images["RABBITMQ_IMAGE"].rpartition(":")[2].removesuffix("-management")
+    command = [services.COMPOSE / "test-on-rabbitmq", version, "sh", "-c", 'echo "$RABBITMQ_IMAGE" "$@"', "sh", "--its-own"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said.splitlines()[-1].startswith(images["RABBITMQ_IMAGE"])
+    assert said.splitlines()[-1].endswith("--its-own -m  -k rabbitmq")
+
+
+def test_each_version_of_the_matrix_has_a_recipe() -> None:
+    makefile = (services.COMPOSE.parent / "Makefile").read_text()
+    recipes = (services.COMPOSE / "build-images").read_text()
+    versions = re.search(r"^MATRIX \?= (.*)$", makefile, re.MULTILINE)[1].split()
+    assert versions == ["3.10", "4.0", "newest"]
+    assert all(f"rabbitmq:{version}" in recipes for version in versions)
+
+
 @pytest.fixture
 def idle_container(docker_engine: None) -> Iterator[Callable[[int], Container]]:
     """Makes a container, never started, as a test session with this process id would have left it."""

@@ -142,10 +142,9 @@ class KafkaHarness(conformance.Harness):
 
 
 class ShareHarness(KafkaHarness):
-    """A share group: what is there comes with the second heartbeat."""
+    """A share group."""
 
-    silence = 1.5
-    options = "mode=share&partitions=1"
+    options = "mode=share&partitions=1&statistics.interval.ms=100"
     difference = ("dead_letter", "'graves'")
 
     def differently(self, queue: Queue) -> Queue:
@@ -176,7 +175,6 @@ class TestSql(conformance.Suite):
         return SqlHarness(database_url)
 
 
-@pytest.mark.unreleased
 class TestRabbitMQ(conformance.Suite):
     """Quorum queues."""
 
@@ -185,7 +183,6 @@ class TestRabbitMQ(conformance.Suite):
         return RabbitHarness(rabbitmq_url)
 
 
-@pytest.mark.unreleased
 class TestKafka(conformance.Suite):
     """A classic group."""
 
@@ -194,7 +191,6 @@ class TestKafka(conformance.Suite):
         return KafkaHarness(kafka_bootstrap)
 
 
-@pytest.mark.unreleased
 class TestKafkaShare(conformance.Suite):
     """A share group."""
 

@@ -1,4 +1,4 @@
-"""`postroom demo`: the story is true on every database, and the commands that it ends with work as printed."""
+"""`postroom demo`: the story is true on every database and broker, and the commands that it ends with work as printed."""
 
 import os
 import re
@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sqlalchemy import text
 
 from postroom.adapters.sql.engine import open_engine
+from postroom.consumers.cli.demo import _hasty
 from support.command import environment, postroom
+from support.everywhere import REAL_BROKERS, broker_url
 
 
 def emails(url: str) -> list[int]:
@@ -35,6 +38,38 @@ def test_the_story_of_order_4711_ends_with_one_email(database_url: str, tmp_path
     assert "emails sent: 1, waiting on the broker: 0, held by a worker: 1" in crashed
     recovered = story[story.index("4. ") : story.index("5. ")]
     assert "emails sent: 1, waiting on the broker: 0, held by a worker: 0" in recovered
+
+
+MISSED = {
+    "rabbitmq": ("RabbitMQ sees its connection", "is given the job again at once"),
+    "kafka": ("has not committed", "reads on from the committed offset"),
+    "kafka-share": ("as acquired, and not as accepted", "gives up the dead worker's hold"),
+}
+
+
+@pytest.mark.parametrize("kind", REAL_BROKERS)
+def test_the_story_tells_how_its_broker_misses_a_worker(request: pytest.FixtureRequest, kind: str, sqlite_database_url: str, tmp_path: Path):
+    story = told("--database", sqlite_database_url, "--broker", broker_url(request, kind), cwd=tmp_path)
+    assert emails(sqlite_database_url) == [4711]
+    assert ":postroom@" not in story  # the password
+    crashed, recovered = (" ".join(story[story.index(f"{step}. ") : story.index(f"{step + 1}. ")].split()) for step in (3, 4))
+    assert MISSED[kind][0] in crashed
+    assert MISSED[kind][1] in recovered
+    assert "emails sent: 1, on the broker, not acknowledged: 1" in crashed
+    assert "emails sent: 1, on the broker, not acknowledged: 0" in recovered
+
+
+@pytest.mark.parametrize(
+    ("named", "used"),
+    [
+        ("kafka://host:9092", "kafka://host:9092?session.timeout.ms=6000&heartbeat.interval.ms=1000"),
+        ("kafka://host:9092?mode=share", "kafka://host:9092?mode=share&session.timeout.ms=6000&heartbeat.interval.ms=1000"),
+        ("kafka://host:9092?session.timeout.ms=9000", "kafka://host:9092?session.timeout.ms=9000"),
+        ("amqp://host", "amqp://host"),
+    ],
+)
+def test_the_story_does_not_wait_for_kafka_s_default_of_45_seconds(named: str, used: str):
+    assert _hasty(named) == used
 
 
 def test_told_again_in_the_same_database_it_is_the_story_of_the_next_order(sqlite_database_url: str, tmp_path: Path):

@@ -107,6 +107,12 @@ def test_a_damaged_envelope_is_undecodable_and_names_the_header(name: str, value
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("key", ["x" * 401, "a\0b", "\ud800"])
+def test_an_ordering_key_that_no_database_would_take_is_undecodable(key: str) -> None:
+    with pytest.raises(Undecodable, match=r"its ordering key is .* not text of 1 to 400 bytes"):
+        read_envelope(message(WIRE, ordering_key=key))
+
+
 def test_a_digest_is_32_hex_characters_of_blake2b() -> None:
     assert digest(b"") == "cae66941d9efbd404e4d88758ea67670"
     assert digest(b'{"order_id":4711}') != digest(b'{"order_id":4712}')

@@ -15,8 +15,6 @@ from postroom.adapters import AccessDenied, ConfigurationError, Message, Queue, 
 from postroom.adapters.kafka import classic
 from support.kafka import QUICK, bodies, wait_until
 
-pytestmark = pytest.mark.unreleased
-
 
 @pytest.fixture
 def name() -> str:
@@ -70,6 +68,16 @@ def test_s041_a_message_without_a_key_is_refused_for_good_by_a_compacted_topic_a
         assert "takes no message without an ordering key" in refused.reason
 
 
+def test_a_message_that_is_too_large_for_its_topic_is_refused_and_those_of_its_batch_are_not(url, name):
+    with closing(connect(f"{url}&partitions=1&topic.max.message.bytes=20000")) as adapter:
+        adapter.ensure([Queue(name=name)])
+        sizes = [30_000 if number == 7 else 5_000 for number in range(20)]
+        outcomes = adapter.publish([Message(id=f"{number}", queue=name, body=b"x" * size) for number, size in enumerate(sizes)])
+        assert [outcome.verdict for outcome in outcomes] == [Verdict.REFUSED if size > 20_000 else Verdict.CONFIRMED for size in sizes]
+        assert "too large" in outcomes[7].reason
+        assert adapter.depth(name)["pending"] == 19
+
+
 def test_s048_a_key_lands_where_java_s_clients_put_it_and_not_where_librdkafka_s_default_would(url, kafka_bootstrap, name):
     keys = [f"order-{number}" for number in range(100)]
     with closing(connect(f"{url}&partitions=6")) as ours, closing(connect(f"{url}&partitioner=consistent_random")) as theirs:
@@ -80,14 +88,58 @@ def test_s048_a_key_lands_where_java_s_clients_put_it_and_not_where_librdkafka_s
     assert places(kafka_bootstrap, name) != places(kafka_bootstrap, f"{name}-crc")
 
 
-def test_s049_partitions_are_not_added_to_an_ordered_queue_and_are_to_another(url, name):
+def test_s049_partitions_are_not_added_to_an_ordered_queue_in_which_jobs_wait_unless_that_is_forced(url, admin, name):
+    ordered = [Queue(name=name, ordered=True)]
     with closing(connect(f"{url}&partitions=2")) as two, closing(connect(f"{url}&partitions=6")) as six:
-        two.ensure([Queue(name=name, ordered=True), Queue(name=f"{name}-free")])
+        two.ensure(ordered)
+        two.publish([message(name, number, key="order-4711") for number in range(50)])
+        with pytest.raises(TopologyMismatch, match=r"expected partitions 6, but it is there with partitions 2.*50 jobs wait.*partitions\.force=yes"):
+            six.ensure(ordered)
+        assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 2
+    with closing(connect(f"{url}&partitions=6&partitions.force=yes")) as forced:
+        forced.ensure(ordered)
+        forced.ensure(ordered)
+    assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 6
+
+
+def test_s049_partitions_are_added_to_an_ordered_queue_once_all_its_groups_have_done_what_waited(url, name):
+    ordered = [Queue(name=name, ordered=True, groups=("mail", "stock"))]
+    with closing(connect(f"{url}&partitions=2")) as two, closing(connect(f"{url}&partitions=6")) as six:
+        two.ensure(ordered)
+        two.publish([message(name, number, key=f"order-{number}") for number in range(10)])
+        for group in ("mail", "stock"):
+            with pytest.raises(TopologyMismatch, match="10 jobs wait"):
+                six.ensure(ordered)
+            consumer = two.consume({f"{name}.{group}": 1}, group="any", prefetch=10, name="w")
+            consumer.ack(receive(consumer, 10))
+            consumer.close()
+        six.ensure(ordered)
+
+
+def test_partitions_are_added_to_a_queue_without_order_and_taken_from_none(url, name):
+    with closing(connect(f"{url}&partitions=2")) as two, closing(connect(f"{url}&partitions=6")) as six:
+        two.ensure([Queue(name=name)])
+        two.publish([message(name)])
         with pytest.raises(TopologyMismatch, match="expected partitions 6, but it is there with partitions 2"):
-            six.ensure([Queue(name=name, ordered=True)])
-        six.ensure([Queue(name=f"{name}-free")])
+            six.ensure([Queue(name=name)], passive=True)
+        six.ensure([Queue(name=name)])
         with pytest.raises(TopologyMismatch, match="expected partitions 2, but it is there with partitions 6"):
-            two.ensure([Queue(name=f"{name}-free")])
+            two.ensure([Queue(name=name)])
+
+
+def test_s050_to_skip_a_backlog_is_for_new_groups_and_not_for_partitions_that_are_added(url, name):
+    with closing(connect(f"{url}&partitions=1&skip.backlog=yes")) as one, closing(connect(f"{url}&partitions=4&skip.backlog=yes")) as four:
+        one.ensure([Queue(name=name)])
+        one.publish([message(name, 0)])
+        consumer = one.consume({name: 1}, group="g", prefetch=20, name="w")
+        one.publish([message(name, 1)])
+        new = receive(consumer, 1)
+        assert bodies(new) == [b"1"]
+        consumer.ack(new)
+        consumer.close()
+        four.ensure([Queue(name=name)])
+        four.publish([message(name, number, key=f"order-{number}") for number in range(2, 18)])
+        assert len(receive(four.consume({name: 1}, group="g", prefetch=20, name="w"), 16)) == 16
 
 
 def test_s051_an_offset_that_is_gone_stops_the_consumer_with_the_numbers_and_is_no_jump(url, admin, name):
@@ -101,6 +153,24 @@ def test_s051_an_offset_that_is_gone_stops_the_consumer_with_the_numbers_and_is_
             future.result(30)
         second = adapter.consume({name: 1}, group="g", prefetch=5, name="w")
         for _ in range(3):
+            with pytest.raises(Unavailable, match=rf"{name}\[0\].*3"):
+                _receive_until_told(second)
+
+
+def test_s051_a_partition_whose_offset_is_gone_is_told_though_another_of_its_topic_is_read(url, admin, name):
+    with closing(connect(f"{url}&partitions=2")) as adapter:
+        adapter.ensure([Queue(name=name)])
+        keys = {murmur2(key.encode(), 2): key for key in ("order-1", "order-2", "order-3", "order-4")}
+        adapter.publish([message(name, number, key=keys[0]) for number in range(10)])
+        first = adapter.consume({name: 1}, group="g", prefetch=5, name="w")
+        first.ack(receive(first, 3))
+        first.close()
+        for future in admin.delete_records([TopicPartition(name, 0, 8)]).values():
+            future.result(30)
+        second = adapter.consume({name: 1}, group="g", prefetch=5, name="w")
+        for number in range(10, 12):
+            adapter.publish([message(name, number, key=keys[1])])
+            wait_until(lambda number=number: _bodies_or_none(second) == [b"%d" % number])
             with pytest.raises(Unavailable, match=rf"{name}\[0\].*3"):
                 _receive_until_told(second)
 
@@ -171,6 +241,19 @@ def _bodies_or_none(consumer) -> list[bytes]:
     with suppress(Unavailable):
         return bodies(consumer.receive(1, 0.2))
     return []
+
+
+def test_a_share_group_s_lock_is_the_longest_lease_that_the_cluster_allows_and_is_never_shortened_under_its_members(url, name):
+    with closing(connect(f"{url}&mode=share")) as adapter:
+        for lease, hold in ((45.0, 43.0), (20.0, 43.0), (600.0, 58.0), (1.0, 58.0)):
+            adapter.ensure([Queue(name=name, lease=lease)])
+            assert adapter.prepare([name], group=name)[name].seconds == hold
+        assert "share.record.lock.duration.ms=60000" in adapter.prepare([name], group=name)[name].why
+        assert adapter.prepare([name], group="other")[name].seconds == 13
+        with pytest.raises(ConfigurationError, match="is not declared"):
+            adapter.prepare(["nobody's"], group="g")
+    with closing(connect(url)) as classic:
+        assert classic.prepare([name], group="g") == {}
 
 
 def test_the_new_protocol_of_groups_does_the_same(url, name):

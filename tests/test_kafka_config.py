@@ -26,6 +26,7 @@ NOBODY = "kafka://127.0.0.1:1"
         ("kafka://host:9092?topic.retention.ms=1000", Options(servers="host:9092", topic={"retention.ms": "1000"})),
         ("kafka://host:9092?linger.ms=7", Options(servers="host:9092", client={"linger.ms": "7"})),
         ("kafka://host:9092?skip.backlog=yes", Options(servers="host:9092", skip_backlog=True)),
+        ("kafka://host:9092?partitions=6&partitions.force=yes", Options(servers="host:9092", partitions=6, force=True)),
     ],
 )
 def test_a_url_says_where_and_how(url, options):

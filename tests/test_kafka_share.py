@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import threading
 
 import pytest
@@ -12,12 +14,10 @@ from postroom.adapters.kafka.consumer import KafkaConsumer
 from postroom.adapters.kafka.desk import Desk
 from postroom.adapters.kafka.entry import Source
 from postroom.adapters.kafka.share import ShareFeed
-from postroom.adapters.kafka.share_state import Progress, home_of, progress_of
-from postroom.adapters.kafka.topology import Limits
+from postroom.adapters.kafka.share_group import Limits
+from postroom.adapters.kafka.share_state import Progress, as_java_writes_it, home_of, progress_of
 from postroom.adapters.weights import Turns
 from support.kafka import PATIENCE, wait_until
-
-pytestmark = pytest.mark.unreleased
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 CONFIRMED = Outcome(Verdict.CONFIRMED)
@@ -83,6 +83,7 @@ class Stand:
 
     def __init__(self, client: Scripted, *, copier: Copier | None = None, prefetch: int = 10, clients=None) -> None:
         self.now = 0.0
+        self.missing: list[str] = []
         source = Source(carrier="emails", topic="emails", group="g", only=None, queue="emails", ordered=False, dead_letter="emails.dlq")
         self.desk = Desk(["emails"], Turns({"emails": 1}), prefetch)
         made = iter(clients or [client])
@@ -92,6 +93,7 @@ class Stand:
             self.desk,
             copier or Copier(),
             limits=Limits(lock=30.0, deliveries=10),
+            missing=lambda _: self.missing,
             make=lambda _: next(made),
             clock=lambda: self.now,
         )
@@ -159,6 +161,26 @@ def test_a_round_ends_before_its_locks_run_out_and_its_holder_has_lost_what_is_o
     with pytest.raises(LeaseLost):
         made.consumer.ack([slow])
     assert client.ends == {0: RELEASE, 1: ACCEPT}
+
+
+def test_s057_a_topic_that_is_gone_is_told_for_as_long_as_it_lasts_though_the_client_says_nothing(stand):
+    made = stand(Scripted())
+    assert not made.consumer.receive(1, 0.05)
+    made.missing = ["emails"]
+    made.expire()
+    wait_until(lambda: _is_told(made.consumer, "topic 'emails': .*Unknown topic"))
+    assert all(_is_told(made.consumer, "topic 'emails'") for _ in range(3))
+    made.missing = []
+    made.expire()
+    wait_until(lambda: not _is_told(made.consumer, "emails"))
+
+
+def _is_told(consumer: KafkaConsumer, words: str) -> bool:
+    try:
+        consumer.receive(1, 0.05)
+    except Unavailable as told:
+        return re.search(words, str(told)) is not None
+    return False
 
 
 def test_closing_releases_what_is_open_and_accepts_what_is_done(stand):
@@ -238,6 +260,11 @@ def test_the_brokers_own_records_tell_how_far_a_group_is():
 
 def test_a_record_of_a_format_that_is_not_known_changes_nothing():
     assert progress_of(1, b"\x00\x07" + FIRST[2:], Progress(5, 1)) == Progress(5, 1)
+
+
+def test_a_topic_s_id_is_written_as_brokers_do_which_its_place_and_its_key_are_made_of():
+    assert as_java_writes_it("A3VxDOJjTYyRTIUSu1+S/w") == "A3VxDOJjTYyRTIUSu1-S_w"
+    assert len(base64.urlsafe_b64decode(as_java_writes_it("A3VxDOJjTYyRTIUSu1+S/w") + "==")) == 16
 
 
 def test_where_a_group_s_progress_lies_is_told_by_java_s_hash():

@@ -21,7 +21,19 @@ from postroom.consumers.ledger import (
     Started,
     Waiting,
 )
-from postroom.consumers.ledger.decide import LEAST_WAIT, MOST_WAIT, abandon, begin, may_begin_unseen, settle, tally
+from postroom.consumers.ledger.decide import (
+    LEAST_WAIT,
+    MOST_WAIT,
+    Verdict,
+    abandon,
+    begin,
+    begin_in_turn,
+    holds_up,
+    is_held_up,
+    may_begin_unseen,
+    settle,
+    tally,
+)
 from postroom.consumers.ledger.entry import CRASHES, FREE, Entry, Holder, replayed
 from support.ledgers import claim
 
@@ -332,3 +344,23 @@ def test_what_became_of_a_dead_process_is_counted():
     assert counts == Abandoned(done=1, released=2, suspected=1, charged=1, failed=1)
     assert str(counts) == "1 done, 2 given back, 1 suspected, 1 charged, 1 given up"
     assert str(Abandoned()) == ""
+
+
+@pytest.mark.parametrize("asked", [*ALL, OTHER_PAYLOAD])
+@pytest.mark.parametrize("entry", [None, PENDING, DUE_LATER, RUNNING, EXPIRED, DONE, FAILED, DISCARDED])
+def test_a_claim_that_is_held_up_waits_and_touches_nothing_unless_it_is_done_or_stale(entry, asked):
+    free = begin_in_turn(entry, asked, HOLDER, NOW, held_up=False)
+    assert free == (entry and begin(entry, asked, HOLDER, NOW))
+    needs_no_turn = free is not None and isinstance(free.answer, AlreadyDone | RetryScheduled)
+    assert begin_in_turn(entry, asked, HOLDER, NOW, held_up=True) == (free if needs_no_turn else Verdict(Waiting(retry_in=0.0)))
+
+
+@pytest.mark.parametrize(("first", "held_up"), [(None, False), ("job-a", False), ("job-b", True)])
+def test_only_the_first_job_that_holds_up_an_ordering_key_does_not_wait(first, held_up):
+    assert is_held_up(CLAIM, first) is held_up
+
+
+def test_what_was_delivered_and_could_not_end_holds_up_what_is_behind_it():
+    waits = [RunningElsewhere(retry_in=1.0), Waiting(retry_in=1.0), Exhausted(attempts=3, last_error="no"), CONFLICT]
+    assert all(map(holds_up, waits))
+    assert not any(map(holds_up, [STARTED, AlreadyDone(), RetryScheduled(), Later()]))

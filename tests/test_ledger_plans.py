@@ -5,12 +5,14 @@ from sqlalchemy import event, text
 
 from postroom.consumers.ledger import statements
 from postroom.consumers.ledger.bounds import bounded
+from postroom.outbox.holdups import Holdup, hold_up
 from support.ledgers import begin, claim, database, open_ledger
 
 ROWS = {"rows": '[{"id":1,"fence":2,"key":"k","type":"t","group_name":"g"}]'}
 STATEMENTS = {
     "FINISH": {"row_id": 1, "row_fence": 2},
     "FINISH_MANY": ROWS,
+    "FIRST_HOLDUPS": {"rows": '[{"queue":"q","ordering_key":"k"}]'},
     "HELD": ROWS,
     "LOCK_BY_ADDRESS": ROWS,
     "LOCK_BY_ID": ROWS,
@@ -32,7 +34,7 @@ def engine(postgresql_database_url):
 
 def vacuum(engine):
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM ANALYZE postroom_ledger"))
+        connection.execute(text("VACUUM ANALYZE postroom_ledger, postroom_holdups"))
 
 
 def plan_of(engine, name):
@@ -49,6 +51,8 @@ def plan_of(engine, name):
 @pytest.mark.parametrize("number", [0, 2000])
 def test_every_plan_finds_its_rows_by_an_index(engine, name, number):
     begin(open_ledger(engine), *(claim(f"order-{place}") for place in range(number)))
+    with engine.begin() as connection:
+        hold_up(connection, [Holdup("emails", f"k{place % 20}", f"job-{place}") for place in range(number)])
     vacuum(engine)
     plan = plan_of(engine, name)
     assert "Seq Scan" not in plan

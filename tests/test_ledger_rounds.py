@@ -310,13 +310,6 @@ def test_s119_the_delivery_behind_a_retry_is_stale_when_it_comes_once_more(engin
     assert len(waiting(engine)) == 1
 
 
-def test_a_retry_in_an_ordered_queue_holds_its_key(engine, broker_book):
-    asked = claim(ordered=True)
-    finish(broker_book, Failed(started=start(broker_book, asked), claim=asked, error="no route", delay=40.0))
-    [sent] = waiting(engine)
-    assert (sent.ordered, sent.holds) == (True, "order-4711")
-
-
 def test_no_copy_is_made_for_a_last_failure(engine, broker_book):
     assert finish(broker_book, Failed(started=start(broker_book), claim=claim(), error="no", final=True)) == [Dead(attempts=1, last_error="no")]
     assert waiting(engine) == []
@@ -346,8 +339,8 @@ def test_s093_a_deferred_copy_takes_over_when_the_first_attempt_has_died_and_is_
 
 def test_a_job_that_waits_for_anothers_retry_is_deferred_through_the_outbox_too(engine, broker_book):
     finish(broker_book, Failed(started=start(broker_book), claim=claim(), error="no route", delay=40.0))
-    assert isinstance(begin(broker_book, claim(job="job-b", ordered=True))[0], Waiting)
-    assert [(sent.id, sent.holds) for sent in waiting(engine)] == [("job-a", None), ("job-b", "order-4711")]
+    assert isinstance(begin(broker_book, claim(job="job-b"))[0], Waiting)
+    assert [sent.id for sent in waiting(engine)] == ["job-a", "job-b"]
 
 
 def test_with_native_delay_the_outbox_stays_empty(engine, book):

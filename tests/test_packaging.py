@@ -31,9 +31,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds the wheel and what it depends on, without any extra."""
-    path = tmp_path_factory.mktemp("environment")
+    return installed(f"{wheel}", tmp_path_factory.mktemp("environment"))
+
+
+def installed(what: str, path: Path) -> Path:
+    """A new environment with this in it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
-    install = [sys.executable, "-m", "pip", "--python", path / "bin/python", "install", "--quiet", wheel]
+    install = [sys.executable, "-m", "pip", "--python", path / "bin/python", "install", "--quiet", what]
     subprocess.run(install, check=True, capture_output=True)
     return path
 
@@ -73,12 +77,38 @@ def test_a_user_s_own_package_called_adapters_works_beside_ours(python: Callable
     assert python("import adapters, postroom.adapters; print(adapters.whose, postroom.adapters.__name__)") == "mine postroom.adapters\n"
 
 
-def test_importing_the_outbox_loads_no_client_library_and_no_command_line() -> None:
+CLIENTS = ["aiosqlite", "confluent_kafka", "pika", "psycopg", "pydantic", "pymysql", "rich"]
+
+
+@pytest.mark.parametrize(
+    ("line", "unwanted"),
+    [
+        ("import postroom.outbox", [*CLIENTS, "click", "postroom.consumers"]),
+        ("import postroom.adapters", [*CLIENTS, "click", "sqlalchemy"]),
+        ("from postroom.consumers import Context, DeadLetterOffice, Jobs, Supervisor, Worker", CLIENTS),
+        ("import postroom.consumers.cli.work, postroom.consumers.cli.dead", CLIENTS),
+        ("from postroom.adapters import connect; connect('sqlite:///x.db')", CLIENTS),
+        ("from postroom.adapters import connect; connect('amqp://host')", ["confluent_kafka", "psycopg", "sqlalchemy"]),
+        ("from postroom.adapters import connect; connect('kafka://host')", ["pika", "psycopg", "sqlalchemy"]),
+    ],
+)
+def test_no_client_library_is_loaded_before_a_url_asks_for_it(line: str, unwanted: list[str], tmp_path: Path) -> None:
     # In this environment, where all of them are installed.
-    unwanted = ["aiosqlite", "click", "confluent_kafka", "pika", "postroom.consumers", "psycopg", "pydantic", "pymysql", "rich"]
-    program = f"import sys, json, postroom.outbox; print(json.dumps([name for name in {unwanted} if name in sys.modules]))"
-    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    program = f"{line}; import sys, json; print(json.dumps([name for name in {unwanted} if name in sys.modules]))"
+    printed = subprocess.run([sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert json.loads(printed) == []
+
+
+@pytest.mark.parametrize(("extra", "url"), [("rabbitmq", "amqp://user:p4ssw0rd@host"), ("kafka", "kafka://host?mode=share")])
+def test_an_extra_is_all_that_its_broker_needs_and_without_it_the_message_names_it(
+    wheel: Path, python: Callable[[str], str], tmp_path: Path, extra: str, url: str
+) -> None:
+    program = f"from postroom.adapters import connect\ntry: connect({url!r}).close()\nexcept ValueError as error: print(error)"
+    said = python(program)
+    assert f"pip install 'postroom[{extra}]'" in said
+    assert "p4ssw0rd" not in said
+    path = installed(f"{wheel}[{extra}]", tmp_path / "environment")
+    assert subprocess.run([path / "bin/python", "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path).stdout == ""
 
 
 def test_the_command_is_installed_and_explains_itself(environment: Path) -> None:

@@ -18,8 +18,6 @@ from postroom.adapters.seam import Message, Queue, Verdict
 from support.proxy import Proxy
 from support.rabbit import raw
 
-pytestmark = pytest.mark.unreleased
-
 PATIENCE = 30.0
 
 
@@ -210,7 +208,7 @@ def test_s014_a_consumer_whose_queue_is_deleted_and_made_again_gets_its_jobs(rab
     consumer.ack(receive(consumer, 1))
 
 
-def test_a_deleted_queue_does_not_keep_others_from_being_served(rabbitmq_url, adapter, opened, name):
+def test_a_deleted_queue_is_told_of_once_and_does_not_keep_others_from_being_served(rabbitmq_url, adapter, opened, name, caplog):
     other = opened(rabbitmq_url)
     other.ensure([Queue(name=name), Queue(name=f"{name}-2")])
     consumer = adapter.consume({name: 1, f"{name}-2": 1}, group="tests", prefetch=10, name="worker")
@@ -220,7 +218,8 @@ def test_a_deleted_queue_does_not_keep_others_from_being_served(rabbitmq_url, ad
     other.publish(messages(f"{name}-2", 3))
     consumer.ack(receive(consumer, 3))
     with pytest.raises(Unavailable, match=f"queue '{name}'"):
-        consumer.receive(1, PATIENCE)
+        consumer.receive(1, 2)
+    assert caplog.text.count(f"not subscribed: queue '{name}' is not declared") == 1
 
 
 def test_s015_a_consumer_is_not_deaf_after_its_connection_was_reset_three_times(rabbitmq_url, proxy, opened, name):

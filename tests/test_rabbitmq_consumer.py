@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from postroom.adapters.errors import LeaseLost, Unavailable
 from postroom.adapters.rabbitmq.consumer import LONGEST_WAIT, RabbitConsumer
 from postroom.adapters.rabbitmq.layout import Carrier
+from postroom.adapters.rabbitmq.options import Options
 from postroom.adapters.seam import Outcome, Verdict
 from support.amqp import FakeConnection, fake_broker
-
-pytestmark = pytest.mark.unreleased
 
 EMAILS = Carrier(name="emails", dead_letter="emails.dlq")
 CONFIRMED = Outcome(Verdict.CONFIRMED)
@@ -162,6 +164,26 @@ def test_a_subscription_that_ended_is_told_in_the_log_and_opened_again(connectio
     assert (len(connection.channels), lost.settled) == (2, [])
 
 
+@pytest.mark.parametrize("ending", ["refusal", "cancel", "reconnection"])
+def test_what_was_held_over_a_lost_subscription_takes_no_room_and_can_not_be_settled(connection, ending):
+    next_one = FakeConnection()
+    consumer = subscribed(connection, next_one, prefetch=1, limit=1)
+    lost = connection.channel_now
+    lost.deliver(1, "order-4711")
+    (before,) = consumer.receive(1, 0)
+    end = {"refusal": lambda: lost.refuse(406, "timed out"), "cancel": lost.cancel, "reconnection": connection.break_down}
+    end[ending]()
+    for settle in (consumer.ack, consumer.release):
+        with pytest.raises(LeaseLost):
+            settle([before])
+    assert not consumer.receive(1, 0)
+    again = (next_one if connection.lost else connection).channel_now
+    again.deliver(1, "order-4711")
+    (after,) = consumer.receive(1, 0)
+    consumer.ack([after])
+    assert (lost.settled, again.settled) == ([], [("ack", 1, True)])
+
+
 def test_s006_what_waits_for_too_long_goes_back_and_is_not_begun(connection):
     clock = Clock()
     carriers = [Carrier(name=name, dead_letter="dlq") for name in ("high", "low")]
@@ -175,6 +197,34 @@ def test_s006_what_waits_for_too_long_goes_back_and_is_not_begun(connection):
     assert high.settled == [("nack", tag, True) for tag in range(2, 11)]
     consumer.ack(handed_out)
     assert not consumer.receive(1, 0)
+
+
+def test_s006_a_delivery_waits_here_for_half_of_a_shorter_consumer_timeout(connection):
+    clock = Clock()
+    broker = fake_broker(connection, options=Options(hosts=(("broker", 5672),), consumer_timeout=20.0))
+    consumer = RabbitConsumer(broker, [EMAILS], weights={"emails": 1}, prefetch=5, name="worker", clock=clock)
+    assert not consumer.receive(2, 0)
+    connection.channel_now.deliver(1, "handed out")
+    connection.channel_now.deliver(2, "waits")
+    handed_out = consumer.receive(1, 0)
+    clock.now += 11
+    consumer.extend(handed_out, 30)
+    assert connection.channel_now.settled == [("nack", 2, True)]
+
+
+def test_a_server_that_is_away_is_asked_once_for_all_queues():
+    asked = []
+
+    def get():
+        asked.append("connect")
+        raise Unavailable("can't connect to RabbitMQ at broker:5672")
+
+    broker = replace(fake_broker(), control=SimpleNamespace(get=get, require_open=lambda: None))
+    carriers = [Carrier(name=name, dead_letter="dlq") for name in ("high", "middle", "low")]
+    consumer = RabbitConsumer(broker, carriers, weights={"high": 1, "middle": 1, "low": 1}, prefetch=5, name="worker")
+    with pytest.raises(Unavailable, match="can't connect to RabbitMQ at broker:5672"):
+        consumer.receive(1, 0)
+    assert asked == ["connect"]
 
 
 def test_a_letter_that_could_not_be_posted_is_the_very_same_one_the_next_time(connection):

@@ -18,8 +18,6 @@ from postroom.adapters.rabbitmq.letters import MAX_REASON
 from postroom.adapters.seam import Message, Queue, Verdict
 from support.rabbit import raw
 
-pytestmark = pytest.mark.unreleased
-
 PATIENCE = 30.0
 STAMP = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 FOREIGN = pika.BasicProperties(

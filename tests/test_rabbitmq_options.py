@@ -10,6 +10,8 @@ from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.rabbitmq.layout import QueueType
 from postroom.adapters.rabbitmq.options import parse
+from postroom.consumers import Jobs, WorkerSettings
+from postroom.consumers.worker.checks import prepare_group
 
 SECRET = "p4ssw0rd"  # noqa: S105 - the one that must not be shown
 
@@ -50,6 +52,26 @@ def test_options_of_our_own():
     assert options.parameters("publishing")[0].client_properties["connection_name"] == "checkout publishing"
 
 
+def jobs_with_timeouts(*timeouts):
+    jobs = Jobs()
+    for number, timeout in enumerate(timeouts):
+        jobs.handler(f"job-{number}", queue="emails", timeout=timeout)(lambda _: None)
+    return jobs
+
+
+@pytest.mark.parametrize(("options", "limit"), [("", 1800), ("?consumer_timeout=60", 60)])
+def test_s005_a_worker_warns_of_handlers_that_may_run_for_longer_than_the_server_waits_for_an_ack(options, limit):
+    jobs = jobs_with_timeouts(None, limit - 1, limit, limit + 1)
+    (line,) = prepare_group(jobs, WorkerSettings(), connect(f"amqp://broker{options}"))
+    assert line.startswith(f"handlers without a timeout below {limit} s: 'job-0', 'job-2', 'job-3'. A job that takes longer goes to others")
+    assert line.endswith("say so in the URL: consumer_timeout=<seconds>, 0 for none")
+
+
+def test_s005_nothing_is_warned_of_where_all_handlers_end_in_time_or_the_server_has_no_limit():
+    assert prepare_group(jobs_with_timeouts(60, 1799), WorkerSettings(), connect("amqp://broker")) == []
+    assert prepare_group(jobs_with_timeouts(None), WorkerSettings(), connect("amqp://broker?consumer_timeout=0")) == []
+
+
 def test_a_certificate_may_stand_for_user_and_password():
     (parameters,) = parse("amqps://broker?auth=external").parameters("publishing")
     assert parameters.credentials.TYPE == "EXTERNAL"
@@ -71,6 +93,7 @@ def test_without_a_word_about_it_a_dead_peer_is_missed_within_a_lease():
         ("amqp://broker?partitions=33", "option 'partitions': a whole number from 1 to 32"),
         ("amqp://broker?confirm_timeout=0", "option 'confirm_timeout': more than 0 seconds"),
         ("amqp://broker?connection_name=", "option 'connection_name': it is empty"),
+        ("amqp://broker?consumer_timeout=-1", "option 'consumer_timeout': more than 0 seconds"),
         ("amqp://broker?tcp_options=[1]", "option 'tcp_options': a JSON object"),
         ("amqp://broker?cafile=ca.pem", "option 'cafile' needs amqps:"),
         ("amqps://broker?cafile=/no/such/ca.pem", "can't use /no/such/ca.pem"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from postroom.adapters import connect
 from postroom.consumers import WorkerSettings
 from postroom.consumers.cli.app import COMMANDS
 from postroom.consumers.cli.app import postroom as command
@@ -20,6 +21,7 @@ from postroom.consumers.policy import Backoff
 from postroom.outbox import RelayOptions
 from postroom.outbox.payload import MAX_PAYLOAD
 from support.command import environment
+from support.everywhere import BROKERS, broker_url
 from support.workers import eventually
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +101,7 @@ def test_its_queues_topics_and_priorities_work_and_so_does_its_worker(user: dict
     for source in blocks("python")[1:]:
         (tmp_path / re.match(r"# (\w+\.py): ", source)[1]).write_text(source)
     (tmp_path / "place.py").write_text(PLACE)
-    for line in (["postroom", "schema", "create"], ["python", "place.py"]):
+    for line in (["postroom", "schema", "create"], ["python", "place.py"], ["python", "theirs.py"]):
         subprocess.run(line, cwd=tmp_path, env=user, check=True, capture_output=True)
     with subprocess.Popen(["python", "worker.py"], cwd=tmp_path, env=user) as worker:
         eventually(lambda: len(found := told(user, tmp_path)) == 9 and not any(status in {"pending", "running"} for status in found.values()))
@@ -118,6 +120,22 @@ def told(user: dict[str, str], folder: Path) -> dict[tuple[str, str, str], str]:
     return {(job["key"], job["type"], job["queue"]): job["status"] for job in map(json.loads, lines)}
 
 
+@pytest.mark.parametrize("kind", ["memory", *BROKERS])
+def test_its_swap_test_sees_the_same_outcome_on_every_broker(request: pytest.FixtureRequest, kind: str, user: dict[str, str], tmp_path: Path):
+    (swap,) = [source for source in blocks("python") if source.startswith("# test_swap.py: ")]
+    (tmp_path / "test_swap.py").write_text(swap)
+    url = "memory:" if kind == "memory" else broker_url(request, kind)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_swap.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env={**user, "BROKERS": url}, check=False, capture_output=True, text=True)
+    assert "1 passed" in ended.stdout, ended.stdout
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["mapped", "events"])
+def test_the_examples_of_mappers_are_those_that_are_tested(name: str):
+    assert f"```python\n{(ROOT / 'tests/apps' / name).with_suffix('.py').read_text()}```" in (ROOT / "consumers/README.md").read_text()
+
+
 def test_its_exit_codes_are_those_of_the_help():
     assert dict(re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|$", README, re.MULTILINE)) == MEANINGS
 
@@ -131,6 +149,56 @@ def test_every_proof_that_it_names_exists():
 
 def _source(file: str) -> str:
     return ((ROOT if file.startswith("tests/") else SOURCES) / file).read_text()
+
+
+RUNS_ON = {
+    "memory": (r"\[memory|TestMemory::", "memory:"),
+    "SQLite": (r"sqlite", "sqlite:///x.db"),
+    "PostgreSQL": (r"postgresql", "postgresql://host/x"),
+    "MariaDB": (r"mariadb", "mariadb://host/x"),
+    "RabbitMQ": (r"rabbitmq\b|test_rabbitmq_", "amqp://host"),
+    "Kafka": (r"kafka\b(?![ -]share)|\[classic", "kafka://host"),
+    "Kafka, share": (r"kafka[ -]?share|\[share", "kafka://host?mode=share"),
+}
+"""By column: how a test's name tells that it runs there, and a URL of it, to ask for its capabilities."""
+
+
+def promises() -> list[dict[str, str]]:
+    """The rows of the table."""
+    (table,) = re.findall(r"^\| promise \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    return [dict(zip(["promise", *RUNS_ON, "proof"], row, strict=True)) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def collected() -> list[str]:
+    """The names of all tests that are there, with their parameters."""
+    files = {"tests/test_conformance.py", *re.findall(r"`(tests/\w+\.py)::", README)}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *sorted(files)]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("row", promises(), ids=lambda row: row["promise"])
+def test_every_mark_of_a_promise_is_a_test_that_runs_there(row: dict[str, str], collected: list[str]):
+    file, name = row["proof"].strip("`").split("::")
+    runs = [line for line in collected if re.search(rf"::{name}\b", line)]
+    asked = re.findall(r'"(\w+)"', found[1]) if (found := re.search(rf"def {name}\(.*?\n\s*stage\.needs\((.*?)\)", _source(file))) else []
+    there = {column for column, (pattern, url) in RUNS_ON.items() if _runs(runs, pattern) and _has(url, asked)}
+    marked = {column for column in RUNS_ON if row[column] == "✓"}
+    brokers = {"RabbitMQ", "Kafka", "Kafka, share"}
+    assert marked & brokers == there & brokers
+    assert marked <= there or not there  # a test without parameters, of what has nothing to do with a database
+
+
+def _runs(runs: list[str], pattern: str) -> bool:
+    return any(re.search(pattern, line, re.IGNORECASE) for line in runs)
+
+
+def _has(url: str, capabilities: list[str]) -> bool:
+    adapter = connect(url)
+    has = all(getattr(adapter.capabilities, name) for name in capabilities)
+    adapter.close()
+    return has
 
 
 def test_every_subcommand_and_option_that_it_names_exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from postroom.adapters.sql.types import now
 from postroom.outbox.backoff import Backoff
 from postroom.outbox.options import RelayOptions
 from postroom.outbox.relay import Relay
+from postroom.outbox.rounds import Rounds
 from postroom.outbox.rows import insert_rows
 from postroom.outbox.tables import lanes, outbox
 from support.databases import connected
@@ -188,6 +190,23 @@ def test_s066_an_outage_uses_up_no_attempts_and_keeps_each_keys_order(engine, br
     assert [job_id for job_id in broker.ids if job_id[0] == "a"] == ["a1", "a2"]
     assert [job_id for job_id in broker.ids if job_id[0] == "b"] == ["b1", "b2"]
     assert set(statuses(engine).values()) == {"sent"}
+
+
+def test_a_relay_that_has_had_no_answer_for_a_lease_leaves_its_lanes_to_those_who_may_get_one(engine, broker):
+    enqueue_ids(engine, "a")
+    cut_off, passed = Scripted(), [0.0]
+    cut_off.always["a"] = UNKNOWN
+    near, far = (
+        Rounds(engine, adapter, RelayOptions(lease=30.0), name=name, clock=lambda: passed[0], rng=random.Random(1))  # noqa: S311 - any will do
+        for name, adapter in (("near", cut_off), ("far", broker))
+    )
+    assert near.round(lambda: True).outage
+    passed[0] = 29.0
+    assert near.round(lambda: True).outage
+    assert not far.round(lambda: True).worked
+    passed[0] = 31.0
+    assert near.round(lambda: True).outage
+    assert far.round(lambda: True).sent == 1
 
 
 def test_s067_a_parked_row_is_not_sent_again_and_stays_with_its_reason(engine, broker):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 from fakes import BUSY, REFUSED, Scripted
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
+from postroom.outbox.holdups import Holdup, hold_up, let_go
 from postroom.outbox.relay import Relay
 from support.outboxes import enqueue, enqueue_ids, let_pass, new_row, outbox_at, run_until_quiet
 
@@ -68,14 +69,56 @@ def test_a_parked_row_holds_its_key_only_in_a_queue_declared_ordered(engine, bro
     assert broker.ids == sent
 
 
-def test_a_retry_made_by_the_ledger_holds_the_rows_of_its_key_before_it_is_due(engine, broker):
-    enqueue(engine, {**new_row("retry", "k", ordered=True, delay=HOUR), "holds": "k"})
+def holdups(engine: Engine, change: Callable[[Connection, Collection[Holdup]], None], *jobs: str, queue: str = "emails") -> None:
+    with engine.begin() as connection:
+        change(connection, [Holdup(queue, "k", job) for job in jobs])
+
+
+def test_a_retry_holds_up_the_rows_of_its_key_until_its_job_has_ended(engine, broker):
     enqueue_ids(engine, "next", key="k", ordered=True)
+    enqueue(engine, new_row("retry", "k", ordered=True, delay=HOUR), new_row("other", "k2", ordered=True))
+    holdups(engine, hold_up, "retry")
     relay = Relay(engine, broker)
-    assert relay.run_once().sent == 0
+    relay.run_once()
+    assert broker.ids == ["other"]
     let_pass(engine, HOUR + 1)
     run_until_quiet(engine, relay)
-    assert broker.ids == ["retry", "next"]
+    assert broker.ids == ["other", "retry"]
+    holdups(engine, let_go, "retry")
+    run_until_quiet(engine, relay)
+    assert broker.ids == ["other", "retry", "next"]
+
+
+def test_holdups_of_one_key_leave_one_by_one_in_their_order_and_before_all_others(engine, broker):
+    enqueue_ids(engine, "third", "second", "first", key="k", ordered=True)
+    holdups(engine, hold_up, "first", "second")
+    holdups(engine, hold_up, "first")
+    relay = Relay(engine, broker)
+    for job in ("first", "second"):
+        run_until_quiet(engine, relay)
+        assert broker.ids[-1] == job
+        holdups(engine, let_go, job)
+    run_until_quiet(engine, relay)
+    assert broker.ids == ["first", "second", "third"]
+
+
+def test_a_retry_does_not_wait_for_a_later_row_that_the_broker_has_refused(engine, broker):
+    enqueue_ids(engine, "refused", key="k", ordered=True)
+    broker.answers["refused"] = [REFUSED]
+    relay = Relay(engine, broker)
+    relay.run_once()
+    enqueue_ids(engine, "retry", key="k", ordered=True)
+    holdups(engine, hold_up, "retry")
+    run_until_quiet(engine, relay)
+    assert broker.ids == ["retry"]
+
+
+@pytest.mark.parametrize(("queue", "ordered"), [("elsewhere", True), ("emails", False)])
+def test_a_holdup_is_nothing_to_another_queue_or_to_one_without_order(engine, broker, queue, ordered):
+    enqueue_ids(engine, "next", key="k", ordered=ordered)
+    holdups(engine, hold_up, "retry", queue=queue)
+    run_until_quiet(engine, Relay(engine, broker))
+    assert broker.ids == ["next"]
 
 
 def test_of_two_rows_that_hold_one_key_the_first_may_go(engine):

@@ -15,6 +15,8 @@ from postroom.adapters import ConfigurationError, Queue
         (Queue(name="emails"), {"emails": 1}),
         (Queue(name="orders", groups=("mail", "stock")), {"orders.mail": 1, "orders.stock": 1}),
         (Queue(name="emails", priorities={"high": 4, "low": 1}), {"emails.high": 4, "emails.low": 1}),
+        (Queue(name="celery", foreign=True), {"celery": 1, "celery.retry": 1}),
+        (Queue(name="orders", groups=("mail",), foreign=True), {"orders.mail": 1, "orders.mail.retry": 1}),
     ],
 )
 def test_a_queue_is_carried_by_itself_or_by_one_queue_for_each_group_or_priority(queue, carriers):
@@ -37,10 +39,21 @@ def test_dead_letters_go_to_a_queue_named_after_the_carrier_unless_they_have_a_n
     assert Queue(name="emails", dead_letter="graves").dead_letter_of("emails") == "graves"
 
 
+def test_messages_from_a_foreign_queue_come_again_in_one_beside_it_and_others_where_they_came_from():
+    theirs = Queue(name="orders", groups=("mail", "stock"), foreign=True)
+    assert theirs.foreign_carriers == ("orders.mail", "orders.stock")
+    assert [theirs.back_to(carrier) for carrier in ("orders.mail", "orders.mail.retry")] == ["orders.mail.retry"] * 2
+    assert theirs.carriers_of("mail") == {"orders.mail": 1, "orders.mail.retry": 1}
+    assert [theirs.group_of(carrier) for carrier in ("orders.mail", "orders.mail.retry")] == ["mail", None]
+    ours = Queue(name="orders", groups=("mail",))
+    assert (ours.back_to("orders.mail"), ours.foreign_carriers) == ("orders.mail", ())
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"name": ""}, "queue name ''"),
+        ({"name": "celery", "foreign": True, "priorities": {"high": 1}}, "a foreign queue is what its owner has made it"),
         ({"name": "two words"}, "queue name 'two words'"),
         ({"name": "größe"}, "queue name 'größe'"),
         ({"name": "a" * 201}, "use 1 to 200"),

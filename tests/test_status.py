@@ -306,3 +306,19 @@ def status_json(room: Postroom, name: str, *, cwd: Path) -> list[dict]:
     answer = postroom("--database", room.engine.url.render_as_string(), "status", name, "--json", cwd=cwd)
     assert answer.returncode == 0, answer.stderr
     return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def test_the_brokers_own_count_is_shown_beside_the_ledgers_where_it_says_more(capsys: pytest.CaptureFixture[str], small_room: Postroom):
+    small_room.enqueue("order-4711")
+    agreed = replace(only(small_room), attempts=1, redeliveries=1)
+    show([agreed])
+    assert "REDELIVERIES" not in capsys.readouterr().out
+    show([agreed, replace(agreed, redeliveries=7)])
+    assert re.search(r"FAILED ATTEMPTS\s+REDELIVERIES\s", capsys.readouterr().out)
+
+
+def test_what_the_broker_has_counted_is_told_of_the_latest_begin(room: Postroom):
+    room.enqueue("order-4711")
+    assert only(room).redeliveries is None
+    room.drain()
+    assert (only(room).attempts, only(room).redeliveries) == (0, 0)

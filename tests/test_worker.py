@@ -410,7 +410,6 @@ def test_no_more_handlers_run_at_once_than_their_concurrency_allows(here: Office
     assert most == [2]
 
 
-@pytest.mark.parametrize("here", ["sql", "memory"], indirect=True)
 def test_jobs_of_one_ordering_key_of_an_ordered_queue_are_done_in_order_also_after_a_failure(here: Office) -> None:
     done: list[str] = []
     ordered = Queue(name="q", ordered=True)
@@ -429,6 +428,23 @@ def test_jobs_of_one_ordering_key_of_an_ordered_queue_are_done_in_order_also_aft
     here.drain()
     assert [key for key in done if key.startswith("a")] == ["a0", "a1", "a2", "a3"]
     assert [key for key in done if key.startswith("b")] == ["b0", "b1", "b2", "b3"]
+
+
+def test_a_drain_does_not_wait_for_what_only_an_operator_can_set_free(here: Office) -> None:
+    ordered = Queue(name="q", ordered=True)
+
+    @here.jobs.handler("t", queue=ordered, max_attempts=1)
+    def handle(payload: Any, context: Context) -> None:
+        if context.job.key == "a0":
+            raise ValueError("no such address")
+
+    outbox = Outbox(queue=ordered)
+    for key in ("a0", "a1", "a2", "b0"):
+        with here.engine.begin() as connection:
+            outbox.enqueue(connection, "t", {}, key=key, ordering_key=key[0])
+    report = here.drain()
+    assert (report.counts["done"], report.failed) == (1, 1)
+    assert (here.drain().counts["done"], here.entry("a0").status) == (0, "failed")
 
 
 def test_s100_each_group_of_a_topic_does_the_work_of_a_key_once(here: Office) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,14 @@ class Burying:
         assert letter.message.headers.items() >= message.headers.items()
         assert (letter.message.ordering_key, letter.queue) == ("order-4711", queue.name)
         assert letter.died_at > 0
+
+    def test_a_dead_letter_has_one_attempt_more_than_the_delivery_that_was_handed_in(self, stage: Stage) -> None:
+        queue = stage.queue()
+        stage.fill(queue, 1)
+        consumer = stage.consumer(queue)
+        consumer.dead_letter(replace(stage.one(consumer), attempts=4), "the ledger counts better")
+        (letter,) = self._letters(stage, queue)
+        assert letter.attempts == 5
 
     def test_a_dead_letter_is_not_delivered_any_more(self, stage: Stage) -> None:
         queue = stage.queue()

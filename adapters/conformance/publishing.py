@@ -166,6 +166,11 @@ class Topology:
         assert {*queue.carriers, *urgent.carriers} <= set(listed)
         assert listed == sorted(listed)
 
+    def test_what_another_process_declared_is_listed_too(self, stage: Stage) -> None:
+        stage.needs("lists")
+        queue = stage.queue("orders")
+        assert queue.name in stage.harness.adapter().carriers()
+
     def test_a_queue_nobody_declared_is_empty(self, stage: Stage) -> None:
         depth = stage.adapter.depth(stage.name("nowhere"))
         assert (depth["pending"], depth["running"], depth["failed"]) == (0, 0, 0)

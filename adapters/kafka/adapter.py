@@ -7,8 +7,6 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from confluent_kafka.admin import AdminClient
-
 from postroom.adapters.errors import Closed, ConfigurationError, TopologyMismatch, Unavailable
 from postroom.adapters.seam import Capabilities, Outcome, Verdict
 from postroom.adapters.weights import Turns
@@ -22,19 +20,20 @@ from .entry import Source
 from .faults import undeclared
 from .letters import Graveyard, Index, letter_of
 from .options import SHARE, parse
-from .process import PerProcess
 from .publisher import Publisher
+from .reach import Reach, quieten
 from .reader import Reader
 from .registry import Registry
 from .share import ShareFeed
+from .share_group import configure_group
 from .share_state import ShareState
-from .topology import Topology, configure_group
+from .topology import Topology
 from .wire import record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from postroom.adapters.seam import Adapter, Consumer, DeadLetters, Message, Queue
+    from postroom.adapters.seam import Adapter, Consumer, DeadLetters, Hold, Message, Queue
 
     from .consumer import Feed
     from .entry import Entry
@@ -52,6 +51,7 @@ FLUSH = 5.0
 
 def open_kafka(url: str) -> Adapter:
     """An adapter for this URL; see `options`. Asks no server. Raises ConfigurationError."""
+    quieten()
     return KafkaAdapter(url)
 
 
@@ -66,10 +66,11 @@ class KafkaAdapter:
         config.check(self._options)
         self.capabilities = _capabilities(share=self._options.mode == SHARE, partitions=self._options.partitions)
         self._publisher = Publisher(config.producer_config(self._options))
-        self._reader = Reader(config.reader_config(self._options))
-        self._admin = PerProcess(lambda: AdminClient(config.admin_config(self._options)))  # type: ignore[arg-type]
+        reach = Reach(config.admin_config(self._options), self._options.servers)
+        self._admin = reach.admin
+        self._reader = Reader(config.reader_config(self._options), reach.require)
         self._registry = Registry(self._reader, self._publisher)
-        self._topology = Topology(self._admin, self._registry, self._options)
+        self._topology = Topology(reach, self._registry, self._options)
         self._share_state = ShareState(self._reader) if self._options.mode == SHARE else None
         self._indexes: defaultdict[str, Index] = defaultdict(Index)
         self._consumers: list[KafkaConsumer] = []
@@ -95,6 +96,16 @@ class KafkaAdapter:
         except Unavailable as error:
             return [_unknown(error)] * len(messages)
         return self._publisher.send([_record(message, routes) for message in messages])
+
+    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:
+        """Configure the share groups; see `Adapter.prepare`. A classic group needs nothing, and holds a record for as long as it lives."""
+        self._require_open()
+        found: dict[str, Hold] = {}
+        if self._options.mode == SHARE:
+            for name, sources in self._by_group(self._registry.require(queues).values(), group).items():
+                hold = configure_group(self._admin.get(), name, self._lease(sources)).explained(name)
+                found |= {source.carrier: hold for source in sources.values()}
+        return found
 
     def consume(self, queues: Mapping[str, int], *, group: str, prefetch: int, name: str) -> Consumer:
         """Subscribe; see `Adapter.consume`. Waits up to 10 s for the group to give this member its part."""
@@ -164,7 +175,8 @@ class KafkaAdapter:
         if self._options.mode == SHARE:
             limits = configure_group(self._admin.get(), group, self._lease(sources))
             settings = config.share_config(self._options, group, prefetch)
-            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=self._topology.is_reachable)
+            reachable, missing = self._topology.is_reachable, self._topology.missing
+            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=reachable, missing=missing)
         settings = config.consumer_config(self._options, group)
         return ClassicFeed(settings, sources, desk, most=max(4 * prefetch, 100), skip_backlog=self._options.skip_backlog)
 
@@ -223,6 +235,7 @@ def _source(carrier: Declared, group: str) -> Source:
         queue=carrier.topic,
         ordered=carrier.ordered,
         dead_letter=carrier.dead_letter,
+        retries=carrier.retries,
     )
 
 

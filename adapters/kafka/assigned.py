@@ -21,7 +21,7 @@ SPAN = 20_000
 class Assigned:
     """See `entry.Place`. The feed's thread reads and commits; settling finishes."""
 
-    def __init__(self, source: Source, partition: int, *, start: int | None, most: int) -> None:
+    def __init__(self, source: Source, partition: int, *, start: int | None) -> None:
         self.source = source
         self.partition = partition
         self.shelf = Shelf(ordered=source.ordered)
@@ -31,8 +31,9 @@ class Assigned:
         """What the client was told; None: nothing yet for this assignment."""
         self.heard = False
         """Whether the broker has answered for it: with a record, or that there is none."""
+        self.share: int | None = None
+        """How many records may wait here while the consumer has enough of them; None while it has not."""
         self._committed = start
-        self._most = most
 
     def end(self, entry: Entry, *, buried: bool) -> None:  # noqa: ARG002 - its dead letter is confirmed: done either way
         """See `Place`."""
@@ -40,9 +41,9 @@ class Assigned:
 
     @property
     def wants_pause(self) -> bool:
-        """Whether to read no more: enough waits here, or the lowest offset is stuck. It goes on at half of that."""
-        enough = self._most // 2 if self.paused else self._most
-        return self.shelf.size >= enough or self.watermark.span >= SPAN
+        """Whether to read no more: it has its share of what may wait, or the lowest offset is stuck. It goes on at half of its share."""
+        enough = self.share is not None and self.shelf.size >= (self.share // 2 if self.paused else self.share)
+        return enough or self.watermark.span >= SPAN
 
     @property
     def place(self) -> TopicPartition:

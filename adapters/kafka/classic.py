@@ -34,6 +34,8 @@ _log = logging.getLogger("postroom.kafka")
 POLL, BUSY_POLL = 0.1, 0.01
 """How long (seconds) one poll waits; the shorter while a partition is paused, which may be resumed any moment."""
 BATCH = 500
+ROOM = 0.2
+"""How long (seconds) to wait for room before a partition is paused: that costs all that the client has fetched of it, and it is fetched again."""
 COMMIT_EVERY = 0.25
 """Seconds between commits, however many jobs were done; at a revoke and at the end at once."""
 LAST_WISH = 3.0
@@ -44,6 +46,8 @@ OUTAGE = 1.0
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 _SPOKEN = DENIED | MISSING | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.INCONSISTENT_GROUP_PROTOCOL}  # noqa: SLF001
 """Errors that do not pass by themselves: told at each receive, for as long as they last."""
+_FENCED = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.STALE_MEMBER_EPOCH})
+"""Answers to a commit that a rebalance has overtaken: it is made again, or whoever has the partition now makes it."""
 
 
 class ClassicFeed:
@@ -67,7 +71,7 @@ class ClassicFeed:
         self._sources = sources
         self._desk = desk
         self._most = most
-        self._first = OFFSET_END if skip_backlog else OFFSET_BEGINNING
+        self._skip_backlog = skip_backlog
         self._make = make
         self._clock = clock
         self._group = str(config["group.id"])
@@ -91,6 +95,8 @@ class ClassicFeed:
     def stop(self) -> None:
         """Commit what is done and leave the group; the thread ends soon."""
         self._stopping.set()
+        with self._desk.changed:
+            self._desk.changed.notify_all()
 
     def wait(self, patience: float) -> None:
         """Wait for the end of the thread."""
@@ -112,6 +118,7 @@ class ClassicFeed:
         client.subscribe([*self._sources], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         try:
             while not self._stopping.is_set():
+                self._wait_for_room()
                 self._accept(self._read(client))
                 self._look_round(client)
                 self._steer(client)
@@ -119,6 +126,20 @@ class ClassicFeed:
         finally:
             client.close()  # which revokes, and so commits
             self._lose([place.place for place in self.places])
+
+    def _wait_for_room(self) -> None:
+        if not self._paused:
+            with self._desk.changed:
+                self._desk.changed.wait_for(lambda: self._stopping.is_set() or self._waiting < self._most, ROOM)
+
+    @property
+    def _waiting(self) -> int:
+        """How many records wait to be taken, of all partitions: so memory does not grow with their number."""
+        return sum(place.shelf.size for place in self._places.values())
+
+    @property
+    def _paused(self) -> bool:
+        return any(place.paused for place in self._places.values())
 
     def _look_round(self, client: Consumer) -> None:
         """Notice that all is well: an idle partition of a cluster that is back says nothing by itself."""
@@ -130,7 +151,7 @@ class ClassicFeed:
             self.joined.set()
 
     def _read(self, client: Consumer) -> Sequence[Record]:
-        first = client.poll(BUSY_POLL if any(place.paused for place in self._places.values()) else POLL)
+        first = client.poll(BUSY_POLL if self._paused else POLL)
         return [] if first is None else [first, *client.consume(BATCH - 1, 0)]
 
     def _accept(self, records: Sequence[Record]) -> None:
@@ -141,16 +162,19 @@ class ClassicFeed:
             if place is not None:
                 place.heard = True
             if (error := record.error()) is not None:
+                self._put(fresh)  # before the end of its partition is noted: nothing behind an end is begun
+                fresh = []
                 self._event(error, record, place)
             elif place is not None:
                 fresh.append((place, self._entry(place, record), record.offset() or 0))
-        if fresh:
-            self._put(fresh)
+        self._put(fresh)
 
-    def _put(self, fresh: Iterable[tuple[Assigned, Entry | None, int]]) -> None:
+    def _put(self, fresh: Sequence[tuple[Assigned, Entry | None, int]]) -> None:
+        if not fresh:
+            return
         with self._desk.changed:
             for place, entry, offset in fresh:
-                self._recovered(place.source.topic)
+                self._recovered(place)
                 if not place.watermark.begin(offset):
                     continue
                 if entry is None:
@@ -175,11 +199,13 @@ class ClassicFeed:
             if place is not None:
                 with self._desk.changed:
                     place.watermark.reach(record.offset() or 0)
-                    self._recovered(place.source.topic)
+                    self._recovered(place)
         elif error.fatal():
             raise KafkaException(error)
         elif error.code() in _SPOKEN:
-            self._tell(record.topic() or "group", error, _where(record))
+            whole = error.code() in MISSING  # it names a partition all the same
+            where = _where(record, whole=whole) if record.topic() else f"group {self._group!r}"
+            self._tell(_key(record.topic(), None if whole else record.partition()), error, where)
         else:
             _log.warning("%s: %s", _where(record), error.str())
 
@@ -191,15 +217,21 @@ class ClassicFeed:
         with self._desk.changed:
             self._desk.troubles[key] = told
             self._desk.changed.notify_all()
+        if error.code() in DENIED:
+            self.joined.set()  # more is not to be known by waiting
 
-    def _recovered(self, topic: str) -> None:
-        """The broker has answered for it."""
-        for key in (topic, "servers"):
-            self._desk.troubles.pop(key, None)
+    def _recovered(self, place: Assigned) -> None:
+        """The broker has answered for it, which says nothing of other partitions."""
+        if self._desk.troubles:
+            for key in (place.source.topic, _key(place.source.topic, place.partition), "servers"):
+                self._desk.troubles.pop(key, None)
 
     def _steer(self, client: Consumer) -> None:
-        """Pause and resume as each partition's own state says, never as it was before."""
+        """Pause and resume as each partition's own state says, never as it was before. A full consumer reads on at half of what is enough."""
+        full = self._waiting >= (self._most // 2 if self._paused else self._most)
+        share = max(1, self._most // len(self._places)) if full else None
         for place in self._places.values():
+            place.share = share
             if (wanted := place.wants_pause) is not place.paused:
                 (client.pause if wanted else client.resume)([place.place])
                 place.paused = wanted
@@ -221,7 +253,8 @@ class ClassicFeed:
     def _on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
         if error is None:
             return
-        _log.warning("group %s: %d offsets were not committed: %s", self._group, len(offsets), error.str())
+        level = logging.DEBUG if error.code() in _FENCED else logging.WARNING
+        _log.log(level, "group %s: %d offsets were not committed: %s", self._group, len(offsets), error.str())
         for offset in offsets:
             if (place := self._places.get((offset.topic, offset.partition))) is not None:
                 place.commit_again()
@@ -237,23 +270,28 @@ class ClassicFeed:
             self._forget(partitions)
             for partition in starts:
                 start = partition.offset if partition.offset >= 0 else None
-                place = Assigned(self._sources[partition.topic], partition.partition, start=start, most=self._most)
+                place = Assigned(self._sources[partition.topic], partition.partition, start=start)
                 self._places[partition.topic, partition.partition] = place
                 self._desk.open(place)
             self._desk.troubles.pop("group", None)
 
     def _starts(self, client: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where the group has committed; for what it has never read, the beginning."""
-        if not partitions:
-            return []
-        try:
-            found = client.committed(partitions, timeout=PATIENCE)
-        except KafkaException as failure:
-            _log.warning("group %s: its offsets can't be read: %s", self._group, failure.args[0].str())
-            return partitions  # the client asks again by itself
+        """Where the group has committed; for what it has never read, the beginning, or the end of a topic that is new to it.
+
+        Raises when that can't be told now: then the client is replaced, and asks again.
+        """
+        found = client.committed(partitions, timeout=PATIENCE) if partitions else []
         for start in found:
-            start.offset = start.offset if start.offset >= 0 else self._first
+            start.offset = start.offset if start.offset >= 0 else self._first(client, start.topic)
         return found
+
+    def _first(self, client: Consumer, topic: str) -> int:
+        """To skip a backlog is for new groups: one that has read the topic before would miss what came first into a partition that was added."""
+        if not self._skip_backlog:
+            return OFFSET_BEGINNING
+        partitions = [TopicPartition(topic, number) for number in client.list_topics(topic, timeout=PATIENCE).topics[topic].partitions]
+        has_read = any(place.offset >= 0 for place in client.committed(partitions, timeout=PATIENCE))
+        return OFFSET_BEGINNING if has_read else OFFSET_END
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         """Take no new work from these, wait a moment for what is out, commit, and let go."""
@@ -279,13 +317,22 @@ class ClassicFeed:
         self._desk.close(self._mine(partitions))
         for partition in partitions:
             self._places.pop((partition.topic, partition.partition), None)
+            self._desk.troubles.pop(_key(partition.topic, partition.partition), None)
 
     def _mine(self, partitions: Iterable[TopicPartition]) -> list[Assigned]:
         keys = [(partition.topic, partition.partition) for partition in partitions]
         return [self._places[key] for key in keys if key in self._places]
 
 
-def _where(record: Record) -> str:
+def _key(topic: str | None, partition: int | None) -> str:
+    """Whose trouble it is: a partition's, all of a topic's, or the group's."""
+    if not topic:
+        return "group"
+    return f"{topic}[{partition}]" if partition is not None and partition >= 0 else topic
+
+
+def _where(record: Record, *, whole: bool = False) -> str:
     if not record.topic():
         return "the group"
-    return f"{record.topic()}[{record.partition()}] at {record.offset()}" if (record.partition() or 0) >= 0 else f"topic {record.topic()!r}"
+    has_partition = not whole and (record.partition() or 0) >= 0
+    return f"{record.topic()}[{record.partition()}] at {record.offset()}" if has_partition else f"topic {record.topic()!r}"

@@ -9,7 +9,7 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 
 from postroom.adapters.errors import ConfigurationError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Config = dict[str, object]
 
-__all__ = ["MESSAGE_TIMEOUT", "admin_config", "check", "consumer_config", "producer_config", "reader_config", "share_config", "shown"]
+__all__ = ["LIBRARY", "MESSAGE_TIMEOUT", "admin_config", "check", "consumer_config", "producer_config", "reader_config", "share_config", "shown"]
 
 LARGEST_RECORD = 4 * 1024 * 1024
 """The most bytes of a record, here and in the topics that are declared here. A dead letter may have a little more: it says why it died."""
@@ -30,10 +30,15 @@ LETTER_ROOM = 64 * 1024
 MESSAGE_TIMEOUT = 30_000
 """Milliseconds until a record that got no answer is reported as timed out."""
 
-_SHARED = {"logger": logging.getLogger("postroom.kafka")}
+LIBRARY = "librdkafka"
+"""The logger that the client library writes to."""
+_SHARED = {"logger": logging.getLogger(LIBRARY)}
+_NONE_BY_CHANCE = {"allow.auto.create.topics": False}
+"""Else asking for a topic that was deleted makes one, with another number of partitions. For consumers it is the default."""
 
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "producer": {
+        **_NONE_BY_CHANCE,
         "linger.ms": 1,
         "message.timeout.ms": MESSAGE_TIMEOUT,
         "message.max.bytes": LARGEST_RECORD + LETTER_ROOM,
@@ -43,10 +48,11 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "consumer": {
         "fetch.wait.max.ms": 100,
         "fetch.queue.backoff.ms": 10,  # with so little fetched ahead, a second is too long to wait for the next
-        "queued.min.messages": 10_000,
-        "queued.max.messages.kbytes": 16_384,
+        "queued.min.messages": 2_000,  # of each partition, as the next one
+        "queued.max.messages.kbytes": 4_096,
     },
 }
+_SHARE: Mapping[str, object] = {"statistics.interval.ms": 500}  # only there a share consumer tells that it has joined
 _CLASSIC_PROTOCOL = {"partition.assignment.strategy": "cooperative-sticky"}
 
 _FORCED: Mapping[str, Mapping[str, object]] = {
@@ -104,7 +110,8 @@ def share_config(options: Options, group: str, most: int) -> Config:
     """For a share group: at most about `most` records at a time, each acknowledged by hand."""
     limits = {"share.acknowledgement.mode": "explicit", "max.poll.records": most, "group.id": group}
     unknown = {*_DEFAULTS["consumer"], *_FORCED["consumer"], *_CLASSIC_PROTOCOL} | {"group.protocol", "session.timeout.ms", "heartbeat.interval.ms"}
-    return {name: value for name, value in _config(options, "consumer").items() if name not in unknown} | limits
+    mine = {name: value for name, value in _config(options, "consumer").items() if name not in unknown}
+    return {**_SHARE, **mine, **limits}
 
 
 def reader_config(options: Options) -> Config:
@@ -115,7 +122,7 @@ def reader_config(options: Options) -> Config:
 def admin_config(options: Options) -> Config:
     """For declaring and looking."""
     mine = {name: value for name, value in options.client.items() if not any(only.fullmatch(name) for only in _ONLY.values())}
-    return {**_SHARED, **mine, "bootstrap.servers": options.servers}
+    return {**_SHARED, **_NONE_BY_CHANCE, **mine, "bootstrap.servers": options.servers}
 
 
 def check(options: Options) -> None:
@@ -128,6 +135,8 @@ def check(options: Options) -> None:
     try:
         Producer(producer_config(options))
         Consumer(consumer_config(options, "postroom-check")).close()
+        if options.mode == SHARE:
+            ShareConsumer(share_config(options, "postroom-check", 1)).close()
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigurationError(f"{_said(error)}. The configuration would be: {_all_shown(options)}") from None
 

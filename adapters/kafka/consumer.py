@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from postroom.adapters.errors import Closed, ConfigurationError, LeaseLost
@@ -90,7 +91,7 @@ class KafkaConsumer:
             _raise_for([delivery])
             return
         try:
-            self._bury(entry, reason)
+            self._bury(replace(entry, attempts=delivery.attempts + 1), reason)
         except BaseException:
             with self._desk.changed:
                 self._desk.hold_again(delivery, entry)

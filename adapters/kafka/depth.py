@@ -8,7 +8,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicC
 from confluent_kafka.admin import OffsetSpec
 
 from .faults import MISSING, translated, translating
-from .share_state import STATE_TOPIC, Progress
+from .reader import partitions_of
+from .share_state import STATE_TOPIC, Progress, as_java_writes_it
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from .share_state import ShareState
 
-__all__ = ["waiting"]
+__all__ = ["topic_id_of", "waiting"]
 
 PATIENCE = 10.0
 
@@ -39,9 +40,7 @@ def _left(first: int, end: int, progress: Progress | None) -> int:
 
 
 def _partitions(admin: AdminClient, topic: str) -> list[TopicPartition]:
-    with translating(topic):
-        found = admin.list_topics(topic, timeout=PATIENCE).topics[topic]
-    return [TopicPartition(topic, number) for number in found.partitions] if found.error is None else []
+    return [TopicPartition(topic, number) for number in partitions_of(admin, topic)]
 
 
 def _offsets(admin: AdminClient, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
@@ -67,11 +66,16 @@ def _settled(admin: AdminClient, state: ShareState, group: str, partitions: list
     homes = len(_partitions(admin, STATE_TOPIC))
     if not homes or not partitions:  # no share group has ever stored anything
         return {}
-    topic_id = _topic_id(admin, partitions[0].topic)
+    topic_id = topic_id_of(admin, partitions[0].topic) or ""
     return {place.partition: state.progress(group, topic_id, place.partition, homes) for place in partitions}
 
 
-def _topic_id(admin: AdminClient, topic: str) -> str:
-    with translating(topic):
-        (future,) = admin.describe_topics(TopicCollection([topic])).values()
-        return str(future.result(PATIENCE).topic_id)
+def topic_id_of(admin: AdminClient, topic: str) -> str | None:
+    """The identity of a topic, which a new one of the same name does not have; None when it is not there. Raises AccessDenied, Unavailable."""
+    (future,) = admin.describe_topics(TopicCollection([topic])).values()
+    try:
+        return as_java_writes_it(str(future.result(PATIENCE).topic_id))
+    except KafkaException as failure:
+        if failure.args[0].code() in MISSING:
+            return None
+        raise translated(failure.args[0], f"topic {topic!r}") from None

@@ -58,6 +58,8 @@ class Desk:
         while len(taken) < room and (ready := [carrier for carrier in self._places if self._turn(carrier)]):
             place = self._places[self._turns.pick(ready) if len(ready) > 1 else ready[0]][0]
             taken.append(self._hand_out(place.shelf.take()))
+        if taken:
+            self.changed.notify_all()  # there is room for more
         return taken
 
     def pick_up(self, delivery: Delivery) -> Entry | None:

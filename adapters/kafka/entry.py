@@ -26,6 +26,7 @@ class Source:
     queue: str
     ordered: bool
     dead_letter: str
+    retries: str = ""
 
 
 class Place(Protocol):

@@ -13,7 +13,7 @@ from postroom.adapters.seam import Outcome, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DENIED", "MISSING", "outcome_of", "translated", "translating", "undeclared"]
+__all__ = ["DENIED", "MISSING", "OVERSIZED", "outcome_of", "translated", "translating", "undeclared"]
 
 DENIED = frozenset(
     {
@@ -27,10 +27,10 @@ DENIED = frozenset(
 )
 MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})  # noqa: SLF001
 
-_FOR_GOOD = frozenset(
+OVERSIZED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+
+_FOR_GOOD = OVERSIZED | frozenset(
     {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_MSG,
         KafkaError.INVALID_MSG_SIZE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ from postroom.adapters.errors import Unavailable
 from postroom.adapters.seam import DeadLetter
 from postroom.adapters.text import bounded
 
+from .depth import topic_id_of
 from .faults import translated
-from .wire import Record, arrived, as_text, headers_of, record_of
+from .wire import ENVELOPE_ID, ID, Record, arrived, as_text, headers_of, place_of, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,10 +43,14 @@ if TYPE_CHECKING:
 __all__ = ["Graveyard", "Index", "letter_of"]
 
 CARRIER, REASON, ATTEMPTS, FROM = "postroom-dead-carrier", "postroom-dead-reason", "postroom-dead-attempts", "postroom-dead-from"
+SINCE = "postroom-dead-record-timestamp"
 HANDLED = "postroom-dead-handled"
-_OWN = frozenset({CARRIER, REASON, ATTEMPTS, FROM})
+_OWN = frozenset({CARRIER, REASON, ATTEMPTS, FROM, SINCE})
+_PLACE = re.compile(r"(.+)\[(\d+)\]@(\d+)")
 
 PATIENCE = 30.0
+_BRIEF = {"transaction.timeout.ms": 15_000, "message.timeout.ms": 10_000}
+"""A replay whose process died holds up the readers of what it wrote to: no longer than this, and until the next replay begins."""
 
 
 def letter_of(entry: Entry, reason: str) -> Record:
@@ -55,8 +61,11 @@ def letter_of(entry: Entry, reason: str) -> Record:
         (REASON, bounded(reason)),
         (ATTEMPTS, str(entry.attempts)),
         (FROM, f"{record.topic()}[{record.partition()}]@{record.offset()}"),
+        (SINCE, str(place_of(record).get("timestamp", ""))),
     ]
-    kept = [(name, value) for name, value in headers_of(record) if name not in _OWN]
+    kept = [(name, value) for name, value in headers_of(record) if name not in {*_OWN, ID}]
+    if as_text(dict(headers_of(record)).get(ENVELOPE_ID)) != entry.message.id:  # which is made of its place, if it was another program's
+        kept.append((ID, entry.message.id))
     return Record(source.dead_letter, source.dead_letter, record.key(), record.value(), [*kept, *own])
 
 
@@ -64,15 +73,21 @@ def letter_of(entry: Entry, reason: str) -> Record:
 class Index:
     """What is known of one dead-letter topic: how far it was read, and by carrier the offsets of the letters that nobody has handled."""
 
+    topic_id: str | None = None
     next: int = 0
     alive: dict[str, dict[int, None]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def read_on(self, reader: Reader, topic: str) -> None:
-        """Read what was added since."""
+    def read_on(self, reader: Reader, topic: str, topic_id: str | None) -> None:
+        """Read what was added since, or all of a topic that was deleted and made again; forget what its retention has removed."""
+        if topic_id != self.topic_id:
+            self.topic_id, self.next = topic_id, 0
+            self.alive.clear()
         for record in reader.read(topic, self.next):
             self.next = (record.offset() or 0) + 1
             self._add(record)
+        first = reader.first(topic)
+        self.alive = {carrier: {offset: None for offset in offsets if offset >= first} for carrier, offsets in self.alive.items()}
 
     def _add(self, record: Raw) -> None:
         headers = dict(headers_of(record))
@@ -111,12 +126,12 @@ class Graveyard:
         return [_letter(record, arrival, self._carrier) for record, arrival in found]
 
     def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None = None) -> Sequence[str]:
-        """failed -> pending, in one transaction. Blocks for about a minute at most."""
+        """failed -> pending, in one transaction; not into a foreign topic, but that of its retries. Blocks for about a minute at most."""
         carrier = self._carrier
         with self._handling(ids) as (producer, found):
             for _, arrival in found:
                 message = replace(arrival.message, headers={**_without_own(arrival.message.headers), **(headers or {})})
-                copy = record_of(message, carrier.topic, carrier.group)
+                copy = record_of(message, *((carrier.retries, None) if carrier.retries else (carrier.topic, carrier.group)))
                 producer.produce(copy.topic, copy.value, copy.key, headers=copy.headers)
             self._mark(producer, [record for record, _ in found])
         return [str(record.offset()) for record, _ in found]
@@ -126,7 +141,7 @@ class Graveyard:
         """A transaction that no other operator's can overlap, with those of these letters that are still there, in the order asked for."""
         with self._index.lock:
             try:
-                producer = Producer({**self._producer, "transactional.id": self._transaction})
+                producer = Producer({**self._producer, **_BRIEF, "transactional.id": self._transaction})
                 producer.init_transactions(PATIENCE)
                 alive = self._look()
                 wanted = [offset for offset in dict.fromkeys(map(_offset, ids)) if offset in alive]
@@ -145,7 +160,8 @@ class Graveyard:
 
     def _look(self) -> Mapping[int, None]:
         with self._index.lock:
-            self._index.read_on(self._reader, self._carrier.dead_letter)
+            topic = self._carrier.dead_letter
+            self._index.read_on(self._reader, topic, topic_id_of(self._admin, topic))
             return dict(self._index.alive.get(self._carrier.name, {}))
 
     def _fetch(self, offsets: Sequence[int]) -> Letters:
@@ -178,12 +194,22 @@ def _letter(record: Raw, found: Arrived, carrier: Declared) -> DeadLetter:
     own = {name: as_text(value) or "" for name, value in headers_of(record) if name in _OWN}
     return DeadLetter(
         id=str(record.offset()),
-        message=replace(found.message, headers=_without_own(found.message.headers)),
+        message=replace(found.message, headers=_without_own(found.message.headers), properties=_place(own) if found.message.properties else {}),
         queue=carrier.name,
         reason=own.get(REASON, ""),
         attempts=int(own.get(ATTEMPTS, "0")),
         died_at=record.timestamp()[1] / 1000,
     )
+
+
+def _place(own: Mapping[str, str]) -> dict[str, Any]:
+    """Where the record lay that died; see `place_of`."""
+    place = _PLACE.fullmatch(own.get(FROM, ""))
+    since = own.get(SINCE, "")
+    return {
+        **({"topic": place[1], "partition": int(place[2]), "offset": int(place[3])} if place else {}),
+        **({"timestamp": float(since)} if re.fullmatch(r"[\d.]+", since) else {}),
+    }
 
 
 def _without_own(headers: Mapping[str, Header]) -> dict[str, Header]:

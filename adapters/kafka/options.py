@@ -3,7 +3,8 @@
     kafka://[user:password@]host:9092[,host2:9092][?option=value&...]
 
 `mode` is `classic` (default) or `share`; `partitions` and `replication` are for topics that are declared here; `topic.<name>` is a configuration of
-theirs (`topic.retention.ms=604800000`); `skip.backlog=yes` lets a new group start at the end. Every other option is librdkafka's own.
+theirs (`topic.retention.ms=604800000`); `skip.backlog=yes` lets a new group start at the end; `partitions.force=yes` adds partitions to an ordered
+topic though jobs wait in it. Every other option is librdkafka's own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Options:
     topic: Mapping[str, str] = field(default_factory=dict)
     client: Mapping[str, str] = field(default_factory=dict)
     skip_backlog: bool = False
+    force: bool = False
 
 
 def parse(url: str) -> Options:
@@ -53,6 +55,7 @@ def parse(url: str) -> Options:
         mode=_one_of((CLASSIC, SHARE), "mode", given.pop("mode", CLASSIC)),
         partitions=_count("partitions", given.pop("partitions", None)),
         replication=_count("replication", given.pop("replication", None)),
+        force=_YES[_one_of(_YES, "partitions.force", given.pop("partitions.force", "no"))],
         skip_backlog=_YES[_one_of(_YES, "skip.backlog", given.pop("skip.backlog", "no"))],
         topic={name.partition(".")[2]: given.pop(name) for name in [*given] if _TOPIC.match(name)},
         client={**_login(credentials), **given},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ from confluent_kafka import KafkaException, Producer
 from postroom.adapters.errors import Closed
 from postroom.adapters.seam import Outcome, Verdict
 
-from .faults import outcome_of
+from .faults import OVERSIZED, outcome_of
 from .process import PerProcess
+from .registry import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +29,13 @@ __all__ = ["Publisher"]
 GRACE = 5.0
 """Seconds beyond the client's own timeout after which a record without a report counts as unknown."""
 SLICE = 0.05
+HELLO = 1.0
+"""How long (seconds) a new client waits for a first answer of its cluster."""
 
 _CONFIRMED = Outcome(Verdict.CONFIRMED)
 _SILENCE = Outcome(Verdict.UNKNOWN, "no delivery report in time")
 _FULL = Outcome(Verdict.BUSY, "the client's queue is full")
+_CROWDED = Outcome(Verdict.BUSY, "too large together with others")
 
 
 class Publisher:
@@ -48,7 +53,7 @@ class Publisher:
         clock: Callable[[], float] = time.monotonic,
         pid: Callable[[], int] = os.getpid,
     ) -> None:
-        self._clients = PerProcess(lambda: make(dict(config)), pid)
+        self._clients = PerProcess(lambda: _greeted(make(dict(config))), pid)
         self._clock = clock
         self._closed = False
         self.bound = float(config["message.timeout.ms"]) / 1000 + GRACE
@@ -58,13 +63,19 @@ class Publisher:
         if not records:
             return []
         client, late = self._current(), self._clock() + self.bound
+        batch = self._sent(client, records, late)
+        for number in batch.oversized if len(records) > 1 else ():  # the client's own batch may have been too large, where the record is not
+            batch.outcomes[number] = self._sent(client, [records[number]], late).outcomes[0] if self._clock() < late else _CROWDED
+        return batch.outcomes
+
+    def _sent(self, client: Producer, records: Sequence[Record | Outcome], late: float) -> _Batch:
         batch = _Batch(records)
         batch.produce(client, patient=lambda: self._clock() < late)
         while not batch.complete and self._clock() < late:
             client.flush(SLICE)
         if batch.fatal:
             self._clients.drop(client)
-        return batch.outcomes
+        return batch
 
     def close(self, patience: float) -> int:
         """Wait up to `patience` seconds for reports that are still out; return how many never came: those records are unknown."""
@@ -73,9 +84,18 @@ class Publisher:
         return client.flush(patience) if client is not None else 0
 
     def _current(self) -> Producer:
-        if self._closed:
+        client = None if self._closed else self._clients.get()
+        if client is None or self._closed:  # perhaps while the client was made
+            self._clients.drop()
             raise Closed("this adapter is closed")
-        return self._clients.get()
+        return client
+
+
+def _greeted(client: Producer) -> Producer:
+    """A client that produces before it has a connection waits half a second for its producer id; one that has asked something first does not."""
+    with suppress(KafkaException):
+        client.list_topics(TOPIC, timeout=HELLO)
+    return client
 
 
 class _Batch:
@@ -85,6 +105,8 @@ class _Batch:
         self._records = records
         self._settled: list[int] = []
         self.outcomes: list[Outcome] = [_SILENCE] * len(records)
+        self.oversized: list[int] = []
+        """Those that the broker found too large, perhaps together with others."""
         self.fatal = False
 
     @property
@@ -116,7 +138,9 @@ class _Batch:
             return False
         return True
 
-    def _report(self, number: int, error: KafkaError | None, _: Message | None) -> None:
+    def _report(self, number: int, error: KafkaError | None, sent: Message | None) -> None:
+        if error is not None and error.code() in OVERSIZED and sent is not None:
+            self.oversized.append(number)
         self._settle(number, _CONFIRMED if error is None else self._failure(number, error))
 
     def _failure(self, number: int, error: KafkaError) -> Outcome:

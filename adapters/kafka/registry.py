@@ -30,7 +30,10 @@ TOPIC = "postroom.queues"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A carrier as it was declared: a topic, or with `group` set one group of a topic. `groups` have consumed it, where it is a topic."""
+    """A carrier as it was declared: a topic, or with `group` set one group of a topic. `groups` have consumed it, where it is a topic.
+
+    `retries` names the topic beside a foreign one, where what is ours goes: the foreign one is never written to.
+    """
 
     name: str
     topic: str
@@ -39,6 +42,7 @@ class Declared:
     lease: float
     dead_letter: str
     groups: tuple[str, ...] = ()
+    retries: str = ""
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -106,23 +110,24 @@ class Registry:
     def _learn(self, carriers: Sequence[Declared]) -> None:
         for carrier in carriers:
             self._carriers[carrier.name] = carrier
-            self._routes[carrier.name] = carrier.topic, carrier.group
-            self._routes.setdefault(carrier.topic, (carrier.topic, None))
+            if not carrier.retries:
+                self._routes[carrier.name] = carrier.topic, carrier.group
+                self._routes.setdefault(carrier.topic, (carrier.topic, None))
 
 
 def declared_by(queue: Queue) -> list[Declared]:
     """The carriers of a queue."""
-    topics = dict.fromkeys(queue.carriers, queue.name) if queue.groups else {name: name for name in queue.carriers}
     return [
         Declared(
             name=name,
-            topic=topic,
-            group=name.removeprefix(f"{topic}.") if queue.groups else None,
+            topic=queue.name if queue.group_of(name) else name,
+            group=queue.group_of(name),
             ordered=queue.ordered,
             lease=queue.lease,
             dead_letter=queue.dead_letter_of(name),
+            retries=queue.back_to(name) if name in queue.foreign_carriers else "",
         )
-        for name, topic in topics.items()
+        for name in queue.carriers
     ]
 
 

@@ -6,6 +6,7 @@ before its locks would run out: then what is not settled is released, and its ho
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -18,17 +19,17 @@ from postroom.adapters.seam import Verdict
 from .entry import Entry
 from .faults import DENIED, translated
 from .shelf import Shelf
-from .wire import GROUP, Record, arrived, headers_of
+from .wire import ENVELOPE_ID, GROUP, ID, Record, arrived, as_text, headers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import confluent_kafka
 
     from .desk import Desk
     from .entry import Source
     from .publisher import Publisher
-    from .topology import Limits
+    from .share_group import Limits
 
     Raw = confluent_kafka.Message[Any, Any]
 
@@ -36,10 +37,11 @@ __all__ = ["ShareFeed"]
 
 _log = logging.getLogger("postroom.kafka")
 
+PREVIEW = "a share group is read with librdkafka's share consumer, which it calls a preview: not for production yet"
 POLL = 0.5
-MARGIN = 2.0
-"""Seconds before its locks run out at which a round ends."""
 OUTAGE = 1.0
+LOOK_EVERY = 3.0
+"""Seconds between two looks whether the topics of an idle group are still there."""
 FAREWELL = 10.0
 
 
@@ -67,10 +69,11 @@ class _Acquired:
 class ShareFeed:
     """The jobs of some topics for one share group.
 
-    `reachable` asks the cluster, once its silence was noticed: a share consumer itself says nothing when it is back.
+    `reachable` asks the cluster, once its silence was noticed: a share consumer itself says nothing when it is back. Nor does it say that a topic
+    has gone: `missing` tells which of some topics have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is made of
         self,
         config: Mapping[str, Any],
         sources: Mapping[str, Source],
@@ -79,25 +82,30 @@ class ShareFeed:
         *,
         limits: Limits,
         reachable: Callable[[], bool] = lambda: True,
+        missing: Callable[[Collection[str]], Sequence[str]] = lambda _: (),
         make: Callable[[dict[str, Any]], ShareConsumer] = ShareConsumer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = {**config, "error_cb": self._on_error}
+        self._config = {**config, "error_cb": self._on_error, "stats_cb": self._on_statistics}
         self._sources = sources
         self._desk = desk
         self._publisher = publisher
         self._limits = limits
         self._reachable = reachable
+        self._missing = missing
+        self._looked_at = clock()
         self._make = make
         self._clock = clock
         self._group = str(config["group.id"])
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"postroom-kafka-{self._group}", daemon=True)
         self.joined = threading.Event()
+        """Set when the first records are there, or none came for half a second after the group has given this member its part."""
+        self._is_member = False
 
     def start(self) -> None:
-        """Join the group; the first records come when the group has heard of this member twice, some seconds later."""
-        self.joined.set()  # a share group tells nobody
+        """Join the group; the first records come when the group has heard of this member twice: some seconds later, by its heartbeats."""
+        _log.warning("group %s: %s", self._group, PREVIEW)
         self._thread.start()
 
     def stop(self) -> None:
@@ -123,14 +131,19 @@ class ShareFeed:
                 self._stopping.wait(OUTAGE)
 
     def _serve(self, client: ShareConsumer) -> None:
+        self._is_member = False
         client.set_acknowledgement_commit_callback(self._on_commit)
         client.subscribe([*self._sources])
         try:
             while not self._stopping.is_set():
                 started = self._clock()
+                was_member = self._is_member
                 records = list(client.poll(POLL))
+                if records or was_member:
+                    self.joined.set()
                 self._recovered(heard=bool(records))
-                self._round(client, records, started + self._limits.lock - MARGIN)
+                self._look_round(idle=not records)
+                self._round(client, records, started + self._limits.hold)
             client.commit_sync(FAREWELL)
         finally:
             client.close()
@@ -156,7 +169,7 @@ class ShareFeed:
             place.ends[record.offset() or 0] = AcknowledgeType.ACCEPT
             return
         found = arrived(record, place.source.queue)
-        if found.group not in (None, place.source.only) or (self._is_worn(record) and self._renewed(place, record)):
+        if found.group not in (None, place.source.only) or (self._is_worn(record) and self._renewed(place, record, found.message.id)):
             place.ends[record.offset() or 0] = AcknowledgeType.ACCEPT
         else:
             place.enter(Entry(place, record.offset() or 0, record, found.message, max(0, (record.delivery_count() or 1) - 1)))
@@ -164,11 +177,15 @@ class ShareFeed:
     def _is_worn(self, record: Raw) -> bool:
         return (record.delivery_count() or 1) >= self._limits.deliveries - 1
 
-    def _renewed(self, place: _Acquired, record: Raw) -> bool:
-        """Send a fresh copy of a record that the broker would soon drop, whatever its job's own count says: the ledger's counts, not the broker's."""
-        headers = [(name, value) for name, value in headers_of(record) if name != GROUP]
-        only = [(GROUP, place.source.only)] if place.source.only else []
-        copy = Record(place.source.topic, place.source.queue, record.key(), record.value(), [*headers, *only])
+    def _renewed(self, place: _Acquired, record: Raw, message_id: str) -> bool:
+        """Send a fresh copy of a record that the broker would soon drop, whatever its job's own count says: the ledger's counts, not the broker's.
+
+        The copy of another program's record has the id of the first, which was made of its place.
+        """
+        source, headers = place.source, [(name, value) for name, value in headers_of(record) if name not in {GROUP, ID}]
+        ours = [(ID, message_id)] if as_text(dict(headers).get(ENVELOPE_ID)) != message_id else []
+        only = [(GROUP, source.only)] if source.only and not source.retries else []
+        copy = Record(source.retries or source.topic, source.queue, record.key(), record.value(), [*headers, *ours, *only])
         return self._publisher.send([copy])[0].verdict is Verdict.CONFIRMED
 
     def _wait(self, places: Iterable[_Acquired], late: float) -> None:
@@ -178,11 +195,18 @@ class ShareFeed:
             self._desk.changed.notify_all()
             while any(place.open for place in places) and not self._stopping.is_set() and (left := late - self._clock()) > 0:
                 self._desk.changed.wait(left)
+            left_open = 0 if self._stopping.is_set() else sum(place.open for place in places)
             self._desk.close(places)
+        if left_open:
+            _log.warning("group %s: jobs that were not settled after %g s and go to others: %d", self._group, self._limits.hold, left_open)
 
     def _on_commit(self, offsets: Mapping[Any, set[int]], error: KafkaException | None) -> None:
         if error is not None:
             _log.warning("group %s: %d acknowledgements were refused: %s", self._group, sum(map(len, offsets.values())), error)
+
+    def _on_statistics(self, packed: str) -> None:
+        """The only place where the client tells of its membership."""
+        self._is_member = self._is_member or bool(json.loads(packed).get("cgrp", {}).get("rebalance_cnt"))
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() in DENIED or error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
@@ -193,13 +217,27 @@ class ShareFeed:
         if "servers" in self._desk.troubles and (heard or self._reachable()):
             self._desk.troubles.pop("servers", None)
 
+    def _look_round(self, *, idle: bool) -> None:
+        """Tell an empty topic from one that is not there."""
+        if not idle or self._clock() - self._looked_at < LOOK_EVERY:
+            return
+        missing = self._missing(self._sources)
+        for topic in self._sources:
+            if topic in missing:
+                self._tell(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), topic)
+            else:
+                self._desk.troubles.pop(topic, None)
+        self._looked_at = self._clock()
+
     def _tell(self, error: KafkaError, key: str = "group") -> None:
-        told = translated(error, f"group {self._group!r}")
+        told = translated(error, f"topic {key!r}" if key in self._sources else f"group {self._group!r}")
         if str(told) != str(self._desk.troubles.get(key)):
             _log.error("%s", told)
         with self._desk.changed:
             self._desk.troubles[key] = told
             self._desk.changed.notify_all()
+        if error.code() in DENIED:
+            self.joined.set()  # more is not to be known by waiting
 
 
 def _partition(record: Raw) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from .reader import Reader
 
-__all__ = ["STATE_TOPIC", "Progress", "ShareState", "home_of", "progress_of"]
+__all__ = ["STATE_TOPIC", "Progress", "ShareState", "as_java_writes_it", "home_of", "progress_of"]
 
 STATE_TOPIC = "__share_group_state"
 
@@ -59,6 +59,11 @@ class ShareState:
                 pages.next = (record.offset() or 0) + 1
                 _turn(pages, record.key() or b"", record.value())
             return pages.found.get(key, Progress(0, 0))
+
+
+def as_java_writes_it(topic_id: str) -> str:
+    """A topic's id as brokers name it, in the other alphabet of Base64 than the client library's."""
+    return topic_id.replace("+", "-").replace("/", "_")
 
 
 def home_of(group: str, topic_id: str, partition: int, homes: int) -> int:

@@ -1,38 +1,40 @@
-"""Declaring: topics, dead-letter topics and share groups, compared first and made then."""
+"""Declaring: topics and dead-letter topics, compared first and made then."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from postroom.adapters.errors import ConfigurationError, TopologyMismatch
 
 from .config import LARGEST_RECORD, LETTER_ROOM
-from .faults import translated, translating
+from .depth import waiting
+from .faults import MISSING, translated, translating
+from .reader import partitions_of
 from .registry import TOPIC, Declared, declared_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import ConfigEntry
 
     from postroom.adapters.seam import Queue
 
     from .options import Options
-    from .process import PerProcess
+    from .reach import Reach
     from .registry import Registry
 
-__all__ = ["DELIVERIES", "Limits", "Topology", "configure_group"]
+__all__ = ["PATIENCE", "Topology", "result_of"]
 
 PATIENCE = 15.0
-DELIVERIES = 10
-"""How often a share group may deliver a record: the most that a broker allows. On the last but one we send a fresh copy, so none is ever dropped."""
+SPREAD = 0.05
 
-_COMPARED = ("topic", "ordered", "dead_letter")
+_COMPARED = ("topic", "ordered", "dead_letter", "retries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ class _Topic:
 class Topology:
     """What is declared, against what is there."""
 
-    def __init__(self, admin: PerProcess[AdminClient], registry: Registry, options: Options) -> None:
-        self._admin = admin
+    def __init__(self, reach: Reach, registry: Registry, options: Options) -> None:
+        self._reach = reach
+        self._admin = reach.admin
         self._registry = registry
         self._options = options
 
@@ -58,7 +61,7 @@ class Topology:
         expected = [carrier for queue in queues for carrier in declared_by(queue)]
         topics = {topic.name: topic for carrier in expected for topic in self._topics(carrier)}
         counts = self._partitions()
-        differences = [*self._compare_carriers(expected, counts, passive=passive), *self._compare_topics(topics.values(), counts)]
+        differences = [*self._compare_carriers(expected, counts, passive=passive), *self._compare_topics(topics.values(), counts, passive=passive)]
         if differences:
             raise TopologyMismatch("; ".join(differences))
         if not passive:
@@ -67,13 +70,22 @@ class Topology:
             self._register(expected)
 
     def require(self, carriers: Iterable[Declared]) -> None:
-        """Raise ConfigurationError when a declared carrier's topic has gone."""
+        """Raise ConfigurationError when a declared carrier's topic has gone, AccessDenied when we may not see it."""
         counts = self._partitions()
         for carrier in carriers:
             if carrier.topic not in counts:
+                partitions_of(self._admin.get(), carrier.topic)
                 raise ConfigurationError(
                     f"queue {carrier.name!r} is declared, but its topic {carrier.topic!r} is gone: declare it again with ensure()"
                 )
+
+    def missing(self, topics: Collection[str]) -> Sequence[str]:
+        """Which of these topics are not there; none, when the cluster does not answer within a second."""
+        try:
+            errors = {topic: self._admin.get().list_topics(topic, timeout=1.0).topics[topic].error for topic in topics}
+        except KafkaException:
+            return []
+        return [topic for topic, error in errors.items() if error is not None and error.code() in MISSING]
 
     def is_reachable(self) -> bool:
         """Whether the cluster answers, within a second."""
@@ -85,10 +97,12 @@ class Topology:
 
     def _topics(self, carrier: Declared) -> Iterable[_Topic]:
         sized = {"max.message.bytes": str(LARGEST_RECORD)}
-        yield _Topic(carrier.topic, carrier.ordered, self._options.partitions, {**sized, **self._options.topic})
+        if not carrier.retries:
+            yield _Topic(carrier.topic, carrier.ordered, self._options.partitions, {**sized, **self._options.topic})
         yield _Topic(carrier.dead_letter, False, 1, {"max.message.bytes": str(LARGEST_RECORD + LETTER_ROOM), "retention.ms": "-1"})  # noqa: FBT003
 
     def _partitions(self) -> dict[str, int]:
+        self._reach.require()
         with translating(self._options.servers):
             found = self._admin.get().list_topics(timeout=PATIENCE).topics
         return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
@@ -96,6 +110,9 @@ class Topology:
     def _compare_carriers(self, expected: Iterable[Declared], counts: Mapping[str, int], *, passive: bool) -> Iterable[str]:
         declared = dict(self._registry.all())
         for carrier in expected:
+            if carrier.retries and carrier.topic not in counts:
+                yield f"queue {carrier.name!r}: expected another program to have made its topic {carrier.topic!r}, and it is not there"
+                continue
             there = declared.setdefault(carrier.name, carrier) if not passive else declared.get(carrier.name)
             if there is None:
                 yield f"queue {carrier.name!r}: expected it to be declared, and it is not there"
@@ -107,37 +124,64 @@ class Topology:
             for topic in sorted({carrier.topic, carrier.dead_letter} - {*counts}) if passive else ():
                 yield f"queue {carrier.name!r}: expected its topic {topic!r}, and it is not there"
 
-    def _compare_topics(self, topics: Iterable[_Topic], counts: Mapping[str, int]) -> Iterable[str]:
-        """Partitions may be added, but not to a topic whose keys keep an order: they would move, and overtake what waits."""
+    def _compare_topics(self, topics: Iterable[_Topic], counts: Mapping[str, int], *, passive: bool) -> Iterable[str]:
         there = [topic for topic in topics if topic.name in counts]
         for topic in there:
             actual = counts[topic.name]
-            if topic.partitions is not None and (topic.partitions < actual or (topic.ordered and topic.partitions != actual)):
-                yield f"topic {topic.name!r}: expected partitions {topic.partitions}, but it is there with partitions {actual}"
+            if topic.partitions not in (None, actual) and (why := self._in_the_way(topic, actual, passive=passive)) is not None:
+                yield f"topic {topic.name!r}: expected partitions {topic.partitions}, but it is there with partitions {actual}{why}"
         asked = {topic.name: topic.config for topic in there if self._options.topic and topic.config.items() >= self._options.topic.items()}
         for name, actual_config in self._configs(asked).items():
             for option, value in self._options.topic.items():
                 if actual_config.get(option) != value:
                     yield f"topic {name!r}: expected {option} {value!r}, but it is there with {option} {actual_config.get(option)!r}"
 
+    def _in_the_way(self, topic: _Topic, actual: int, *, passive: bool) -> str | None:
+        """Why a topic can't get the partitions that it should have; None when it can.
+
+        Partitions may be added, but a key then moves to another one: where keys keep an order, what is new would overtake what waits.
+        """
+        if passive or (topic.partitions or 0) < actual:
+            return ""
+        if not topic.ordered or self._options.force or not (backlog := self._backlog(topic.name)):
+            return None
+        return (
+            f": it is ordered, and {backlog} jobs wait in it that newer ones of their keys would overtake; "
+            "let them be done first, or say partitions.force=yes"
+        )
+
+    def _backlog(self, topic: str) -> int:
+        """How many of its jobs are not done, for the group that is furthest behind."""
+        groups = {reader for carrier in self._registry.all().values() if carrier.topic == topic for reader in carrier.readers}
+        return waiting(self._admin.get(), topic, sorted(groups), None)
+
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str | None]]:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         if not resources:
             return {}
         futures = self._admin.get().describe_configs(resources)
-        return {resource.name: {name: entry.value for name, entry in _result(future).items()} for resource, future in futures.items()}
+        found = {resource.name: result_of(future, f"topic {resource.name!r}") for resource, future in futures.items()}
+        return {topic: {name: entry.value for name, entry in entries.items()} for topic, entries in found.items()}
 
     def _make(self, topics: Iterable[_Topic], *, own: bool) -> None:
         registry = [_Topic(TOPIC, True, 1, {"cleanup.policy": "compact"})] if own else []  # noqa: FBT003
         copies = self._options.replication or -1
         new = [NewTopic(topic.name, topic.partitions or -1, copies, config=dict(topic.config)) for topic in [*registry, *topics]]
-        for future in self._admin.get().create_topics(new, operation_timeout=PATIENCE).values() if new else ():
-            _result(future, but=KafkaError.TOPIC_ALREADY_EXISTS)  # another process was quicker
+        for name, future in self._admin.get().create_topics(new, operation_timeout=PATIENCE).items() if new else ():
+            result_of(future, f"topic {name!r}", but=KafkaError.TOPIC_ALREADY_EXISTS)  # another process was quicker
+        self._await([topic.topic for topic in new])
+
+    def _await(self, topics: Iterable[str]) -> None:
+        """Until those who ask the cluster for these are not told any more that they do not exist: it spreads the word after it has answered."""
+        late = time.monotonic() + PATIENCE
+        for topic in topics:
+            while not partitions_of(self._admin.get(), topic) and time.monotonic() < late:
+                time.sleep(SPREAD)
 
     def _grow(self, topics: Iterable[_Topic]) -> None:
         more = [NewPartitions(topic.name, topic.partitions or 1) for topic in topics]
-        for future in self._admin.get().create_partitions(more).values() if more else ():
-            _result(future)
+        for name, future in self._admin.get().create_partitions(more).items() if more else ():
+            result_of(future, f"topic {name!r}")
 
     def _register(self, expected: Iterable[Declared]) -> None:
         known = self._registry.all()
@@ -148,47 +192,12 @@ class Topology:
         )
 
 
-class Limits(NamedTuple):
-    """Of a share group: how long (seconds) a record stays with the one who got it, and how often it may be delivered."""
-
-    lock: float
-    deliveries: int
-
-
-def configure_group(admin: AdminClient, group: str, lease: float) -> Limits:
-    """Have a share group begin with the oldest record and hide a delivery for about `lease` seconds.
-
-    Return what is in force then. Raises ConfigurationError or Unavailable.
-    """
-    wanted = {
-        "share.auto.offset.reset": "earliest",
-        "share.record.lock.duration.ms": str(round(min(max(lease, 15.0), 60.0) * 1000)),
-        "share.delivery.count.limit": str(DELIVERIES),
-        "share.isolation.level": "read_committed",
-    }
-    found = _group_config(admin, group)
-    changes = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in wanted.items()
-        if name in found and found[name] != value
-    ]
-    if changes:
-        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=changes)
-        _result(admin.incremental_alter_configs([resource])[resource])
-        found = _group_config(admin, group)
-    return Limits(int(found["share.record.lock.duration.ms"]) / 1000, int(found.get("share.delivery.count.limit", "5")))
-
-
-def _group_config(admin: AdminClient, group: str) -> dict[str, str]:
-    resource = ConfigResource(ResourceType.GROUP, group)
-    return {name: entry.value or "" for name, entry in _result(admin.describe_configs([resource])[resource]).items()}
-
-
-def _result(future: Future[dict[str, ConfigEntry]], *, but: int | None = None) -> dict[str, ConfigEntry]:
+def result_of(future: Future[dict[str, ConfigEntry]], place: str, *, but: int | None = None) -> dict[str, ConfigEntry]:
+    """What the cluster says of `place`, within 15 s; nothing for an error with the code `but`. Raises our errors for all others."""
     try:
         return future.result(PATIENCE)
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if error.code() != but:
-            raise translated(error, "the cluster") from None
+            raise translated(error, place) from None
         return {}

@@ -6,6 +6,8 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+
 from postroom.adapters.seam import Message
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Header
 
-__all__ = ["ENVELOPE_ID", "GROUP", "ID", "RESERVED", "Arrived", "Pair", "Record", "arrived", "as_text", "headers_of", "record_of"]
+__all__ = ["ENVELOPE_ID", "GROUP", "ID", "RESERVED", "Arrived", "Pair", "Record", "arrived", "as_text", "headers_of", "place_of", "record_of"]
 
 ENVELOPE_ID = "postroom-id"
 ID = "postroom-message-id"
@@ -58,17 +60,31 @@ def record_of(message: Message, topic: str, group: str | None) -> Record:
 
 
 def arrived(record: confluent_kafka.Message[Any, Any], queue: str) -> Arrived:
-    """Read a record, of anyone's: one without our headers gets an id made of its place, and loses nothing."""
+    """Read a record, of anyone's: one without our headers gets an id made of its place, and tells what that is."""
     raw = dict(headers_of(record))
     types = _types(as_bytes(raw.get(TYPES)) or b"{}")
     headers = {name: _value(value, types.get(name)) for name, value in raw.items() if name not in RESERVED}
-    message = Message(id=_id(raw, record), queue=queue, body=record.value() or b"", headers=headers, ordering_key=_key(record.key()))
+    message = Message(
+        id=_id(raw, record),
+        queue=queue,
+        body=record.value() or b"",
+        headers=headers,
+        ordering_key=_key(record.key()),
+        properties={} if ENVELOPE_ID in raw else place_of(record),
+    )
     return Arrived(message, as_text(raw.get(GROUP)))
 
 
 def headers_of(record: confluent_kafka.Message[Any, Any]) -> list[Pair]:
     """The headers of a record, in order, as they travelled."""
     return cast("list[Pair]", record.headers() or [])
+
+
+def place_of(record: confluent_kafka.Message[Any, Any]) -> dict[str, Any]:
+    """Where a record lies, and since when (seconds)."""
+    kind, milliseconds = record.timestamp()
+    since = {"timestamp": milliseconds / 1000} if kind != TIMESTAMP_NOT_AVAILABLE else {}
+    return {"topic": record.topic(), "partition": record.partition(), "offset": record.offset(), **since}
 
 
 def as_text(value: str | bytes | None) -> str | None:

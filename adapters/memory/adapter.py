@@ -16,9 +16,9 @@ from .store import Store, steady_clock
 from .topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from postroom.adapters.seam import Adapter, Consumer, DeadLetters
+    from postroom.adapters.seam import Adapter, Consumer, DeadLetters, Hold
 
 __all__ = ["Memory", "open_memory"]
 
@@ -55,6 +55,10 @@ class Memory:
         with self._store.changed:
             self._store.require_open()
             self._topology.ensure(queues, passive=passive)
+
+    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
+        """Nothing to set up, and no limit: leases are extended for as long as a handler runs."""
+        return {}
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Publish; see `Adapter.publish`."""
@@ -94,11 +98,13 @@ class Memory:
             return sorted(self._store.carriers)
 
     def depth(self, queue: str) -> Mapping[str, int]:
-        """Count by status. A job that is done is forgotten at once."""
+        """Count by status; `blocked`, if any, are those pending whose line a failed job holds. A job that is done is forgotten at once."""
         with self._store.changed:
             self._store.require_open()
             carrier = self._store.carriers.get(queue)
-            return {status.value: carrier.counts[status] if carrier else 0 for status in (Status.PENDING, Status.RUNNING, Status.FAILED)}
+            counts = {status.value: carrier.counts[status] if carrier else 0 for status in (Status.PENDING, Status.RUNNING, Status.FAILED)}
+            blocked = sum(map(carrier.line.behind, carrier.dead.values())) if carrier else 0
+            return {**counts, **({"blocked": blocked} if blocked else {})}
 
     def tidy(self, *, older_than: float, limit: int = 1000) -> int:  # noqa: ARG002 - the seam's
         """Nothing to remove, ever."""

@@ -47,6 +47,10 @@ class Line(Generic[Item]):
     def leave(self, item: Item) -> None:
         """A job that was taken from here will not return."""
 
+    def behind(self, item: Item) -> int:  # noqa: ARG002 - whichever it is
+        """How many jobs wait for this one, which was taken, to leave."""
+        return 0
+
     def is_ready(self, now: float) -> bool:
         """Whether a job is due."""
         return self.due() <= now
@@ -92,6 +96,10 @@ class OrderedLine(Line[Item]):
             self.come_back(others[0])
         else:
             del self._keys[item.ordering_key]
+
+    def behind(self, item: Item) -> int:
+        """How many jobs of its key wait for it."""
+        return 0 if item.ordering_key is None else len(self._keys[item.ordering_key]) - 1
 
     def is_ready(self, now: float) -> bool:
         """Whether a job is due and first of its key."""

@@ -42,7 +42,7 @@ class Topology:
                 self._carriers[name] = Carrier(name=name, queue=queue, line=line)
                 self.routes[name] = [self._carriers[name]]
         if queue.groups:
-            groups = [*self.routes.get(queue.name, []), *(self._carriers[name] for name in queue.carriers)]
+            groups = [*self.routes.get(queue.name, []), *(self._carriers[name] for name in queue.carriers if queue.group_of(name))]
             self.routes[queue.name] = list(dict.fromkeys(groups))
 
 

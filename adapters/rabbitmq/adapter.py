@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import ConfigurationError
-from postroom.adapters.seam import Capabilities
+from postroom.adapters.seam import Capabilities, Hold
 from postroom.adapters.weights import Turns
 
 from .broker import Broker
@@ -19,7 +19,7 @@ from .publisher import Publisher
 from .topology import Topology, count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from postroom.adapters.seam import Adapter, Consumer, DeadLetters, Message, Outcome, Queue
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["RabbitMQ", "open_rabbitmq"]
 
 MAX_NAME = 200
+_CONSUMER_TIMEOUT = "it is RabbitMQ's consumer timeout; if this server has another one, say so in the URL: consumer_timeout=<seconds>, 0 for none"
 
 
 def open_rabbitmq(url: str) -> Adapter:
@@ -53,6 +54,7 @@ class RabbitMQ:
         clock_leases=False,
         counts_attempts=False,  # it counts deliveries, also those that were released
         fifo=False,  # what is released comes back in front, but not in its old order
+        lists=False,
     )
 
     def __init__(self, options: Options) -> None:
@@ -65,6 +67,11 @@ class RabbitMQ:
         """Declare; see `Adapter.ensure`. Passive, bindings are not looked at: RabbitMQ tells nobody of them."""
         with self._broker.channel() as channel:
             self._broker.topology.ensure(channel, queues, passive=passive)
+
+    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
+        """Nothing to set up. The one limit is the server's consumer timeout, and it tells its clients none: the URL does (`consumer_timeout`)."""
+        limit = self._broker.options.consumer_timeout
+        return dict.fromkeys(queues, Hold(limit, _CONSUMER_TIMEOUT, assumed=True)) if limit else {}
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Publish, many at a time, each with its confirm; see `Adapter.publish`. Raises AccessDenied: it concerns no message."""

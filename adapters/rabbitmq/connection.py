@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import threading
 from collections import deque
 from contextlib import suppress
@@ -11,11 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pika import SelectConnection
-from pika.exceptions import AMQPError, IncompatibleProtocolError, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import (
+    AMQPError,
+    IncompatibleProtocolError,
+    InvalidFieldTypeException,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 
 from postroom.adapters.errors import AccessDenied, PostroomError, Unavailable
 
 from .refusals import ACCESS_REFUSED
+from .tables import read_header_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +66,7 @@ class Connection:
         self._decided = threading.Event()
         self._impl: SelectConnection | None = None
         self._is_open = self._tried = False
-        self._why: PostroomError = Unavailable(f"can't reach RabbitMQ at {options.where}: no answer")
+        self._why: PostroomError = Unavailable(f"can't connect to RabbitMQ at {options.where}: no answer")
         self._lost: PostroomError | None = None
         self._thread = threading.Thread(target=self._run, name=f"postroom-rabbitmq-{role}", daemon=True)
 
@@ -163,7 +171,7 @@ class Connection:
             self._end()
 
     def _serve(self, parameters: pika.ConnectionParameters) -> None:
-        impl = SelectConnection(
+        impl = _Tolerant(
             parameters,
             on_open_callback=self._opened,
             on_open_error_callback=partial(self._failed, parameters),
@@ -182,7 +190,7 @@ class Connection:
 
     def _failed(self, parameters: pika.ConnectionParameters, impl: SelectConnection, error: BaseException) -> None:
         """The next host will be tried, if there is one."""
-        before = f"{self._why}; nor at " if self._tried else "can't reach RabbitMQ at "
+        before = f"{self._why}; nor at " if self._tried else "can't connect to RabbitMQ at "
         self._tried = True
         self._why = _error(error, f"{before}{parameters.host}:{parameters.port}")
         impl.ioloop.stop()
@@ -216,6 +224,16 @@ class Connection:
         for listener in listeners:
             listener.lost(self._why)
         self._work()
+
+
+class _Tolerant(SelectConnection):
+    """A message with headers that pika can't read must not end the connection: it would come again, and end the next one."""
+
+    def _read_frame(self) -> tuple[int, pika.frame.Frame | pika.frame.ProtocolHeader | None]:
+        try:
+            return super()._read_frame()
+        except (ValueError, OverflowError, OSError, struct.error, InvalidFieldTypeException):
+            return read_header_frame(self._frame_buffer)
 
 
 class _Aborted(AMQPError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["RabbitConsumer"]
 
 LONGEST_WAIT = 60.0
-"""How long (seconds) a delivery may wait here unasked for. What is not acked in 15 to 30 minutes RabbitMQ takes back, with its whole channel."""
+"""How long (seconds) a delivery may wait here unasked for, at most: half of the server's consumer timeout is for its handler in any case."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +63,7 @@ class RabbitConsumer:
         self._prefetch = prefetch
         self._clock = clock
         self._pid = os.getpid()
+        self._longest_wait = min(LONGEST_WAIT, broker.options.consumer_timeout / 2 or LONGEST_WAIT)
         self._closed = False
         self._receiving = threading.Lock()
         self._changed = threading.Condition()
@@ -101,7 +102,9 @@ class RabbitConsumer:
     def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Publish a copy and have it confirmed, then ack. Blocks as a publish does. Raises Unavailable when that fails: then it is still held."""
         receipt = self._require_held(delivery)
-        posting = self._letters.get(receipt) or letter_posting(receipt.parcel, self._carriers[delivery.queue], reason, user=self._broker.options.user)
+        posting = self._letters.get(receipt) or letter_posting(
+            receipt.parcel, self._carriers[delivery.queue], reason, attempts=delivery.attempts + 1, user=self._broker.options.user
+        )
         self._letters[receipt] = posting  # if it must be tried again it is the very same one
         (outcome,) = self._broker.publisher.post([posting.copy()])
         if outcome.verdict is not Verdict.CONFIRMED:
@@ -111,7 +114,7 @@ class RabbitConsumer:
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:  # noqa: ARG002 - leases are not by the clock
         """Nothing to extend. But who works for long comes by here, so what has been waiting for too long goes back."""
         with self._changed:
-            self._subscriptions.hand_back(self._clock() - LONGEST_WAIT)
+            self._subscriptions.hand_back(self._clock() - self._longest_wait)
 
     def close(self) -> None:
         """Hand back what is not settled, behind all settlements. Blocks for some seconds at most. A `receive` in another thread raises Closed."""
@@ -140,7 +143,7 @@ class RabbitConsumer:
 
     def _take(self, limit: int) -> list[Receipt]:
         self._require_open()
-        self._subscriptions.hand_back(self._clock() - LONGEST_WAIT)
+        self._subscriptions.hand_back(self._clock() - self._longest_wait)
         taken: list[Receipt] = []
         room = min(limit, self._prefetch - len(self._unsettled))
         while len(taken) < room and (ready := self._subscriptions.ready()):
@@ -218,7 +221,7 @@ def _released(feed: Feed, parcels: Sequence[Parcel]) -> None:
 def _delivery(receipt: Receipt) -> Delivery:
     parcel = receipt.parcel
     return Delivery(
-        message=message_of(parcel.properties, parcel.body, routing_key=parcel.routing_key, carrier=parcel.feed.carrier),
+        message=message_of(parcel.properties, parcel.body, exchange=parcel.exchange, routing_key=parcel.routing_key, carrier=parcel.feed.carrier),
         queue=parcel.feed.carrier,
         token=receipt,
         attempts=earlier_attempts(parcel.properties, redelivered=parcel.redelivered),

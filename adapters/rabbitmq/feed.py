@@ -126,6 +126,7 @@ class Feed:
         parcel = Parcel(
             feed=self,
             tag=method.delivery_tag,
+            exchange=method.exchange,
             routing_key=method.routing_key,
             redelivered=method.redelivered,
             properties=properties,
@@ -139,7 +140,9 @@ class Feed:
             self._changed.notify()
 
     def _cancelled(self, _: object) -> None:
-        self._end("RabbitMQ cancelled the subscription: the queue was deleted, or can't be read for now")
+        self._end(
+            "RabbitMQ cancelled the subscription: the queue was deleted, can't be read for now, or a delivery was held past the consumer timeout"
+        )
 
     def _end(self, why: str) -> None:
         with self._changed:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from postroom.adapters.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -41,11 +43,15 @@ class QueueType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """What carries one line of jobs: a queue of the broker's, or the `partitions` of an ordered one (0: it is not ordered)."""
+    """What carries one line of jobs: a queue of the broker's, or the `partitions` of an ordered one (0: it is not ordered).
+
+    `retries` names the queue beside a foreign one, where what is ours goes: the foreign one is never published to.
+    """
 
     name: str
     partitions: int = 0
     dead_letter: str
+    retries: str = ""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -77,9 +83,13 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All that one `Queue` needs on the broker, in the order of its making. `queues` gives each one's arguments."""
+    """All that one `Queue` needs on the broker, in the order of its making. `queues` gives each one's arguments.
+
+    `foreign` queues must be there: their owner makes them.
+    """
 
     carriers: tuple[Carrier, ...]
+    foreign: tuple[str, ...]
     exchanges: tuple[Exchange, ...]
     queues: Mapping[str, Mapping[str, Any]]
     bindings: tuple[Binding, ...]
@@ -104,21 +114,29 @@ def published_to(routing_key: str, carrier: str) -> str:
 def _carriers(queue: Queue, partitions: int) -> tuple[Carrier, ...]:
     """What a queue is carried by; `partitions` are for ordered ones."""
     count = partitions if queue.ordered else 0
-    return tuple(Carrier(name=name, partitions=count, dead_letter=queue.dead_letter_of(name)) for name in queue.carriers)
+    backs = {name: queue.back_to(name) for name in queue.foreign_carriers}
+    return tuple(Carrier(name=name, partitions=count, dead_letter=queue.dead_letter_of(name), retries=backs.get(name, "")) for name in queue.carriers)
 
 
 def layout(queue: Queue, exchange: str, partitions: int, queue_type: QueueType) -> Layout:
-    """Lay a queue out. The last partition is made first, so an ordered queue that has its partition 0 has them all."""
+    """Lay a queue out. The last partition is made first, so an ordered queue that has its partition 0 has them all.
+
+    Raises ConfigurationError for a foreign queue that is ordered, or a topic: that is more than one queue here.
+    """
+    if queue.foreign and (queue.ordered or queue.groups):
+        raise ConfigurationError(f"queue {queue.name!r}: on RabbitMQ a foreign queue is one queue, neither ordered nor with groups")
     carriers = _carriers(queue, partitions)
+    ours = tuple(carrier for carrier in carriers if not carrier.retries)
     topic = Exchange(f"{exchange}.{queue.name}", "direct" if queue.ordered else "fanout")
     queues: dict[str, Mapping[str, Any]] = {carrier.dead_letter: _graveyard(queue_type) for carrier in carriers}
-    for carrier in carriers:
+    for carrier in ours:
         queues |= dict.fromkeys(reversed(carrier.queues), _arguments(carrier, queue_type))
     return Layout(
         carriers=carriers,
+        foreign=queue.foreign_carriers,
         exchanges=(Exchange(exchange, "direct"), *((topic,) if queue.groups else ())),
         queues=queues,
-        bindings=tuple(_bindings(queue, carriers, exchange, topic.name)),
+        bindings=tuple(_bindings(queue, ours, exchange, topic.name)),
     )
 
 

@@ -17,7 +17,7 @@ from postroom.adapters.errors import Unavailable
 from postroom.adapters.seam import DeadLetter, Verdict
 from postroom.adapters.text import bounded
 
-from .content import OURS, earlier_attempts, encoded, message_of, ordering_key, republished
+from .content import OURS, encoded, message_of, ordering_key, republished, route_of
 from .layout import partition_for
 from .pages import Pages, rank
 from .postings import Posting
@@ -47,15 +47,19 @@ MAX_REASON = 4000
 """The most bytes of a reason: headers travel in one frame, with all that the message had before."""
 
 
-def letter_posting(parcel: Parcel, carrier: Carrier, reason: str, *, user: str) -> Posting:
-    """A delivery as a letter, addressed to its graveyard: the default exchange reaches that by its name. Raises InvalidMessage."""
+def letter_posting(parcel: Parcel, carrier: Carrier, reason: str, *, attempts: int, user: str) -> Posting:
+    """A delivery as a letter, after so many attempts, addressed to its graveyard: the default exchange reaches that by its name.
+
+    Raises InvalidMessage.
+    """
     headers: dict[str, Header] = {
         LETTER: f"{time.time():.6f}-{secrets.token_hex(4)}",
         REASON: bounded(reason, MAX_REASON),
-        ATTEMPTS: earlier_attempts(parcel.properties, redelivered=parcel.redelivered) + 1,
+        ATTEMPTS: attempts,
         SOURCE: carrier.name,
+        **route_of(parcel.properties, parcel.exchange, parcel.routing_key),
     }
-    properties = encoded(republished(parcel.properties, headers, user=user))
+    properties = encoded(republished(parcel.properties, headers, user=user), foreign=True)
     return Posting("", carrier.dead_letter, parcel.properties.message_id or "", properties, parcel.body)
 
 
@@ -134,7 +138,7 @@ class RabbitDeadLetters:
         found = letter.found
         return DeadLetter(
             id=letter.id,
-            message=message_of(found.properties, found.body, routing_key=self._carrier.name, carrier=self._carrier.name),
+            message=message_of(found.properties, found.body, exchange="", routing_key=self._carrier.name, carrier=self._carrier.name),
             queue=self._carrier.name,
             reason=letter.reason,
             attempts=letter.attempts,
@@ -142,11 +146,17 @@ class RabbitDeadLetters:
         )
 
     def _alive(self, letter: Letter, headers: Mapping[str, Header]) -> Posting:
-        """As it was before its death, to the very queue where it died."""
+        """As it was before its death, to the very queue where it died; not to a foreign one, but to that of its retries."""
         properties, body = letter.found.properties, letter.found.body
         again = republished(properties, headers, user=self._broker.options.user, without=_OF_A_DEATH)
         message_id = properties.message_id or ""
-        return Posting("", partition_for(self._carrier, ordering_key(properties), message_id), message_id, encoded(again), body)
+        return Posting(
+            "",
+            self._carrier.retries or partition_for(self._carrier, ordering_key(properties), message_id),
+            message_id,
+            encoded(again, foreign=True),
+            body,
+        )
 
 
 def _read(found: Found) -> Letter:

@@ -3,7 +3,8 @@
     amqp://user:password@host:5672,other:5672/vhost?heartbeat=20&queue_type=quorum
 
 Hosts are tried in their order. User, password and vhost are percent-encoded where they hold one of `: / ? # @ %`; without a path the vhost is `/`.
-Options of our own: queue_type (quorum or classic), partitions (of an ordered queue), exchange, confirm_timeout, patience, connection_name.
+Options of our own: queue_type (quorum or classic), partitions (of an ordered queue), exchange, confirm_timeout, patience, connection_name, and
+consumer_timeout, the server's (1800 s unless it was changed there): a worker warns of handlers that may run for longer.
 For amqps: cafile, certfile, keyfile, keyfile_password, server_hostname, and auth=external for a user that the client's certificate names.
 Every other parameter of pika's goes by its own name.
 """
@@ -40,6 +41,10 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"more than 0 seconds, not {text!r}")
     return value
+
+
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
@@ -81,6 +86,7 @@ _OURS: Mapping[str, Callable[[str], Any]] = {
     "auth": _auth,
     "confirm_timeout": _seconds,
     "connection_name": _text,
+    "consumer_timeout": _seconds_or_none,
     "exchange": _text,
     "partitions": _whole(1, LANES),
     "patience": _seconds,
@@ -111,7 +117,10 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All that a URL says. `confirm_timeout` and `patience` are seconds: of silence after a publish, and for any other answer."""
+    """All that a URL says. `confirm_timeout` and `patience` are seconds: of silence after a publish, and for any other answer.
+
+    `consumer_timeout` (seconds, 0: none) is what is believed of the server: after that time it takes a delivery back that is not settled.
+    """
 
     hosts: tuple[tuple[str, int], ...]
     virtual_host: str = "/"
@@ -125,6 +134,7 @@ class Options:
     exchange: str = "postroom"
     confirm_timeout: float = 30.0
     patience: float = 15.0
+    consumer_timeout: float = 1800.0
     connection_name: str = ""
     settings: Mapping[str, Any] = field(default_factory=lambda: _DEFAULTS)
 

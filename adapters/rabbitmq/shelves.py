@@ -22,6 +22,7 @@ class Parcel:
 
     feed: Feed
     tag: int
+    exchange: str
     routing_key: str
     redelivered: bool
     properties: BasicProperties

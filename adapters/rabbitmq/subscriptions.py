@@ -25,6 +25,9 @@ __all__ = ["Subscriptions"]
 
 _log = logging.getLogger("postroom.rabbitmq")
 
+PAUSE = 0.5
+"""How long (seconds) to leave alone a queue that can't be subscribed to, while others are served."""
+
 
 class Subscriptions:
     """For each carrier a feed of each of its queues. `changed` is the consumer's lock, which it holds around all but `mend` and `close`."""
@@ -50,18 +53,23 @@ class Subscriptions:
         self._prefetch = prefetch
         self._demand = 1
         self._doubtful: set[str] = set()
+        self._failed: dict[str, tuple[float, Unavailable]] = {}
 
     def mend(self) -> Unavailable | None:
         """Open what is not open yet, and put new feeds in the place of those that are over; return what stands in the way of one.
 
-        Blocks as `Channel` does.
+        Blocks as `Channel` does; to connect, once for all of them.
         """
-        trouble = None
         for name in self._carriers:
             self._clear(name)
-            if len(self._feeds[name]) < len(self._carriers[name].queues):
-                trouble = self._fill(name) or trouble
-        return trouble
+        missing = [name for name, carrier in self._carriers.items() if len(self._feeds[name]) < len(carrier.queues)]
+        try:
+            if missing:
+                self._broker.control.get()
+        except PostroomError as error:
+            return Unavailable(str(error))
+        troubles = [self._fill(name) for name in missing]
+        return next((trouble for trouble in troubles if trouble), None)
 
     def close(self) -> None:
         """Hand back all that is not settled. Blocks for some seconds at most."""
@@ -122,6 +130,9 @@ class Subscriptions:
 
     def _fill(self, name: str) -> Unavailable | None:
         """Where a feed was lost its queue may be gone, or another one: look first."""
+        tried_at, trouble = self._failed.get(name, (-math.inf, None))
+        if self.is_alive and self._clock() < tried_at + PAUSE:
+            return trouble
         try:
             if name in self._doubtful:
                 with self._broker.channel() as channel:
@@ -129,10 +140,20 @@ class Subscriptions:
             self._subscribe(self._carriers[name])
         except PostroomError as error:
             self._doubtful.add(name)
-            return Unavailable(f"queue {name!r}: {error}")
+            return self._note(name, str(error) if str(error).startswith(f"queue {name!r}") else f"queue {name!r}: {error}")
         self._doubtful.discard(name)
+        self._failed.pop(name, None)
         _log.info("subscribed to %s", name)
         return None
+
+    def _note(self, name: str, why: str) -> Unavailable:
+        """Say so once: where other queues have work, nobody hears of this one otherwise."""
+        _, before = self._failed.get(name, (0.0, None))
+        if why != str(before):
+            _log.warning("not subscribed: %s", why)
+        trouble = Unavailable(why)
+        self._failed[name] = self._clock(), trouble
+        return trouble
 
     def _subscribe(self, carrier: Carrier) -> None:
         feeds = self._feeds[carrier.name]

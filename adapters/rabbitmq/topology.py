@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from postroom.adapters.errors import ConfigurationError, TopologyMismatch
+from postroom.adapters.seam import retries_of
 
 from .layout import LANES, Carrier, layout
 from .refusals import ACCESS_REFUSED, LOCKED, NOT_FOUND, PRECONDITION_FAILED, Refusal, actual_value, mismatch, translated
@@ -59,7 +60,7 @@ class Topology:
             partitions = 0 if plain else _partitions(channel, name)
             if not plain and not partitions:
                 raise _undeclared(name)
-            known = self._carriers[name] = Carrier(name=name, partitions=partitions, dead_letter=_dead_letter(channel, name, partitions))
+            known = self._carriers[name] = _found(channel, name, partitions)
         return known
 
     def restore(self, channel: Channel, name: str) -> Carrier:
@@ -74,6 +75,9 @@ class Topology:
 def _compare(channel: Channel, plan: Layout, *, passive: bool) -> None:
     for exchange in plan.exchanges:
         _compare_exchange(channel, exchange, passive=passive)
+    for name in plan.foreign:
+        if count(channel, name) is None:
+            raise TopologyMismatch(f"queue {name!r}: expected another program to have declared it, and it is not there")
     for carrier in plan.carriers:
         _compare_order(channel, carrier)
     for name, arguments in plan.queues.items():
@@ -141,14 +145,24 @@ def _partitions(channel: Channel, name: str) -> int:
     return next((number for number in range(LANES) if count(channel, carrier.partition(number)) is None), LANES)
 
 
-def _dead_letter(channel: Channel, name: str, partitions: int) -> str:
+def _found(channel: Channel, name: str, partitions: int) -> Carrier:
+    """A carrier that another process has declared; or a foreign queue, where there is one of ours for its retries."""
+    dead_letter, retries = _dead_letter(channel, name, partitions), ""
+    if not (dead_letter or partitions) and count(channel, retries_of(name)) is not None:
+        retries = retries_of(name)
+        theirs = _dead_letter(channel, retries, 0)  # a name of its own choice, or that of the default
+        dead_letter = None if theirs == f"{retries}.dlq" else theirs
+    return Carrier(name=name, partitions=partitions, dead_letter=dead_letter or f"{name}.dlq", retries=retries)
+
+
+def _dead_letter(channel: Channel, name: str, partitions: int) -> str | None:
     """What a queue was declared with can't be asked; but a declaration that differs is refused with the value that is there."""
     queue = Carrier(name=name, partitions=partitions, dead_letter="").queues[0]
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "?"}
     try:
         channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
     except Refusal as refusal:
-        return actual_value("x-dead-letter-routing-key", refusal) or f"{name}.dlq"
+        return actual_value("x-dead-letter-routing-key", refusal)
     channel.ask("queue_delete", queue=queue)  # it was deleted a moment ago, and so we have made it
     raise _undeclared(name)
 

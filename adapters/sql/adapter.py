@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, func, select, union_all
+from sqlalchemy import bindparam, func, literal_column, select, union_all
 from sqlalchemy.exc import IntegrityError
 
 from postroom.adapters.errors import Closed, ConfigurationError
@@ -15,6 +15,7 @@ from postroom.adapters.weights import Turns
 from . import schema
 from .consumer import SqlConsumer
 from .dialects import dialect_of
+from .due import FAILED_LINES
 from .engine import open_engine, prepare, reading, renew_after_fork
 from .letters import SqlDeadLetters
 from .publishing import publish
@@ -26,11 +27,11 @@ from .transaction import transact
 from .types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy import Connection, Engine
 
-    from postroom.adapters.seam import Consumer, DeadLetters, Message, Outcome, Queue
+    from postroom.adapters.seam import Consumer, DeadLetters, Hold, Message, Outcome, Queue
 
 __all__ = ["SqlAdapter"]
 
@@ -38,7 +39,9 @@ MAX_NAME = 200
 
 _COUNTED = (PENDING, RUNNING, FAILED)
 _MINE = jobs.c.queue == bindparam("carrier", type_=Key(MAX_QUEUE))
-_DEPTH = union_all(*(select(status.label("status"), func.count().label("count")).where(_MINE, jobs.c.status == status) for status in _COUNTED))
+_STATUSES = (select(status.label("status"), func.count().label("count")).where(_MINE, jobs.c.status == status) for status in _COUNTED)
+_WAITING = select(literal_column("'blocked'"), func.count().label("count")).where(_MINE, jobs.c.status == PENDING, jobs.c.line.in_(FAILED_LINES))
+_DEPTH = union_all(*_STATUSES, _WAITING.having(func.count() > 0))
 
 
 class SqlAdapter:
@@ -70,6 +73,10 @@ class SqlAdapter:
             transact(self._open(), work)
         except IntegrityError:  # another process declared one of them at the same moment: compare with that
             transact(self._open(), work)
+
+    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
+        """Nothing to set up, and no limit: leases are extended for as long as a handler runs."""
+        return {}
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Publish in one transaction; see `Adapter.publish`. Raises AccessDenied or SchemaDrift: they concern no message."""
@@ -104,7 +111,7 @@ class SqlAdapter:
         return transact(reading(self._open()), carrier_names)
 
     def depth(self, queue: str) -> Mapping[str, int]:
-        """Count by status, but for those that are done."""
+        """Count by status, but for those that are done; `blocked`, if any, are those pending whose line a failed job holds."""
         rows = transact(reading(self._open()), lambda connection: connection.execute(_DEPTH, {"carrier": queue}).all())
         return {status: count for status, count in rows}  # noqa: C416 - rows are no tuples to a type checker
 

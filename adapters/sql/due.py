@@ -12,7 +12,7 @@ from .types import Key, now
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, FromClause, Select
 
-__all__ = ["ANY_DUE", "next_in_line", "oldest"]
+__all__ = ["ANY_DUE", "FAILED_LINES", "next_in_line", "oldest"]
 
 NEAR = 500
 """How many jobs, of lines that could move, are looked at before all are."""
@@ -24,6 +24,10 @@ _carrier = bindparam("carrier", type_=Key(MAX_QUEUE))
 _most: Any = bindparam("most", type_=Integer)
 
 
+FAILED_LINES = select(_others.c.line).where(_others.c.queue == _carrier, _others.c.status == FAILED, _others.c.line.is_not(None))
+"""The lines of `carrier` that a failed job holds: nothing of them may go."""
+
+
 def _is_due(job: FromClause) -> ColumnElement[bool]:
     return (job.c.status == PENDING) & (job.c.available_at <= now())
 
@@ -31,8 +35,7 @@ def _is_due(job: FromClause) -> ColumnElement[bool]:
 def _is_in_a_moving_line(job: FromClause) -> ColumnElement[bool]:
     """No job of its line runs, and none has failed. Those lines are listed once: to pass over what waits there is cheap, however much it is."""
     running = select(_others.c.in_flight).where(_others.c.queue == _carrier, _others.c.in_flight.is_not(None))
-    failed = select(_others.c.line).where(_others.c.queue == _carrier, _others.c.status == FAILED, _others.c.line.is_not(None))
-    return job.c.line.not_in(running) & job.c.line.not_in(failed)
+    return job.c.line.not_in(running) & job.c.line.not_in(FAILED_LINES)
 
 
 _AHEAD = or_(_others.c.due_at < _due.c.due_at, (_others.c.due_at == _due.c.due_at) & (_others.c.seq < _due.c.seq))

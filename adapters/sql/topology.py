@@ -93,9 +93,15 @@ def declare(connection: Connection, wanted: Sequence[Queue], *, passive: bool) -
 
 
 def _carriers(queue: Queue) -> list[Carrier]:
-    topic = queue.name if queue.groups else None
     return [
-        Carrier(name=name, topic=topic, ordered=queue.ordered, lease=queue.lease, dead_letter=queue.dead_letter_of(name)) for name in queue.carriers
+        Carrier(
+            name=name,
+            topic=queue.name if queue.group_of(name) else None,
+            ordered=queue.ordered,
+            lease=queue.lease,
+            dead_letter=queue.dead_letter_of(name),
+        )
+        for name in queue.carriers
     ]
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "work": "Run an application's handlers.",
     "status": "Where is order 4711's email? Every job of a key, or one job by its id.",
     "dead": "The jobs that were given up: list, show, replay, discard.",
+    "resend": "Send jobs again that the broker has lost.",
     "stats": "How many jobs are where, and how old the oldest is.",
 }
 """Each subcommand is the `command` of the module of its name in this package; the line is its help in the list of all."""

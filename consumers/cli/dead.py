@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from postroom.consumers.dead import Selection, carriers_of, discarded, grouped, letters, places
+from postroom.consumers.known import carriers_known
 from postroom.consumers.ledger import Ledger
 from postroom.consumers.loading import load_jobs
 from postroom.consumers.replay import Fate, Replay, Unproven, mark
@@ -19,6 +20,7 @@ from .exits import NO
 from .letters import GROUP_COLUMNS, LETTER_COLUMNS, group_json, group_row, letter_json, letter_row, letter_text
 from .options import Settings, as_json, connections, duration
 from .output import echo_json, progress, table
+from .unlisted import tell_what_is_unlisted
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -123,7 +125,9 @@ def _open(settings: Settings, choice: Choice) -> Iterator[Chosen]:
 def _places(engine: Engine, adapter: Adapter, choice: Choice) -> Sequence[Place]:
     """Where to look. The outbox knows a topic by its own name, and the broker by those of its groups' queues."""
     declared = load_jobs(choice.application) if choice.application else None
-    known = list(declared.carriers() if declared else adapter.carriers())
+    known = list(declared.carriers() if declared else carriers_known(engine, adapter, named=[name.removesuffix(".dlq") for name in choice.queues]))
+    if not (declared or choice.queues or choice.source == "outbox"):
+        tell_what_is_unlisted(adapter, known)
     queues = declared.queues.values() if declared else ()
     named = [carrier for name in choice.queues for carrier in carriers_of(name, known, queues)]
     wanted = list(dict.fromkeys(named if choice.queues else known))

@@ -36,10 +36,13 @@ Nothing is ever deleted, and a queue that is there with other arguments is not t
 @connections
 def command(settings: Settings, application: str, *, passive: bool, json: bool) -> int | None:
     """Declare the queues of an application's handlers on the broker, with their dead-letter queues."""
-    queues = list(load_jobs(application).queues.values())
+    jobs = load_jobs(application)
+    queues = list(jobs.queues.values())
     with broker(settings) as adapter:
         try:
             adapter.ensure(queues, passive=passive)
+            if not passive:
+                adapter.prepare(jobs.carriers(), group=jobs.group)
         except TopologyMismatch as error:
             if not passive:
                 raise

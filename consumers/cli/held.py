@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
@@ -9,11 +10,12 @@ from sqlalchemy import func, select
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import now
+from postroom.outbox.holdups import IS_HELD_UP
 from postroom.outbox.relay import Relay
 from postroom.outbox.tables import outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sqlalchemy import Connection, Engine
 
@@ -21,21 +23,25 @@ if TYPE_CHECKING:
 
 __all__ = ["held", "held_after", "reasons"]
 
+_BEHIND = "behind a job of the same ordering key that has failed: see `postroom dead list`"
 _PENDING = outbox.c.status == "pending"
 _HELD = select(outbox.c.last_error, func.count()).where(_PENDING, outbox.c.retry_at.is_not(None)).group_by(outbox.c.last_error)
+_HELD_UP = select(func.count()).where(_PENDING, outbox.c.retry_at.is_(None), outbox.c.available_at <= now(), IS_HELD_UP)
 _UNTRIED = select(outbox.c.seq).where(_PENDING, outbox.c.retry_at.is_(None), outbox.c.available_at <= now()).limit(1)
 
 
 def held(engine: Engine) -> Mapping[str, int]:
-    """How many rows the broker would not take yet, for each of its reasons."""
+    """How many rows the broker would not take yet, for each of its reasons, or may not go before a job of their ordering key that has failed."""
     return transact(reading(engine), _read)
 
 
-def held_after(engine: Engine, adapter: Adapter) -> Mapping[str, int]:
-    """The same, after one try with what no relay has tried yet: the work can be over before its relay has come that far."""
+def held_after(engine: Engine, adapter: Adapter, carriers: Iterable[str]) -> Mapping[str, int]:
+    """The same, after one try with what no relay has tried yet: the work can be over before its relay has come that far. And on the broker."""
     if transact(reading(engine), lambda connection: connection.execute(_UNTRIED).first()):
         Relay(engine, adapter).drain()
-    return held(engine)
+    counts = Counter(held(engine))
+    counts[_BEHIND] += sum(adapter.depth(carrier).get("blocked", 0) for carrier in carriers)
+    return +counts
 
 
 def reasons(waiting: Mapping[str, int]) -> str:
@@ -44,4 +50,6 @@ def reasons(waiting: Mapping[str, int]) -> str:
 
 
 def _read(connection: Connection) -> dict[str, int]:
-    return {reason or "the broker gave no reason": count for reason, count in connection.execute(_HELD)}
+    counts = {reason or "the broker gave no reason": count for reason, count in connection.execute(_HELD)}
+    behind = connection.execute(_HELD_UP).scalar()
+    return {**counts, **({_BEHIND: behind} if behind else {})}

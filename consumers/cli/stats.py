@@ -13,6 +13,7 @@ from postroom.consumers.stats import stats_of
 from .connect import broker, database
 from .options import Settings, as_json, connections
 from .output import ago, clock, echo_json, moment, table
+from .unlisted import tell_what_is_unlisted
 
 if TYPE_CHECKING:
     from postroom.consumers.stats import QueueStats, Stats
@@ -55,6 +56,8 @@ def command(settings: Settings, application: str | None, *, json: bool) -> None:
     carriers = load_jobs(application).carriers() if application else ()
     with database(settings) as engine, broker(settings) as adapter:
         stats = stats_of(engine, adapter, carriers=carriers)
+        if not application:
+            tell_what_is_unlisted(adapter, adapter.carriers())
     if json:
         echo_json(_for_json(stats))
         return

@@ -11,6 +11,7 @@ import click
 
 from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.consumers.dead import DISCARDED, QueuePlace, behind
+from postroom.consumers.known import carriers_known
 from postroom.consumers.status import status_of
 
 from .connect import broker, database
@@ -20,6 +21,8 @@ from .output import ago, clock, echo_json, moment, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sqlalchemy import Engine
 
     from postroom.consumers.dead import Letter
     from postroom.consumers.status import JobStatus
@@ -54,7 +57,7 @@ Exit code 1 when nothing is known of it.
 def command(settings: Settings, key_or_id: str, *, json: bool) -> int | None:
     """Where is it? Tells every job of a key (order-4711), or the one job with this id."""
     with database(settings) as engine:
-        found = status_of(engine, key_or_id, find_dead=lambda queue, job: _find_dead(settings, queue, job))
+        found = status_of(engine, key_or_id, find_dead=lambda queue, job: _find_dead(engine, settings, queue, job))
     if not found:
         click.echo(f"postroom: nothing is known of {key_or_id!r}: no job in outbox or ledger has this key or id", err=True)
         return NO
@@ -66,10 +69,11 @@ def command(settings: Settings, key_or_id: str, *, json: bool) -> int | None:
     return None
 
 
-def _find_dead(settings: Settings, queue: str, job: str) -> Letter | None:
+def _find_dead(engine: Engine, settings: Settings, queue: str, job: str) -> Letter | None:
     """A job without a handler is in no ledger, but in the dead letters: among the first 1000, if the broker can be asked."""
     with suppress(ConfigurationError, Unavailable), broker(settings) as adapter:
-        carriers = [carrier for carrier in adapter.carriers() if carrier == queue or carrier.startswith(f"{queue}.")]  # of a topic, each group's
+        known = carriers_known(engine, adapter, named=[queue])
+        carriers = [carrier for carrier in known if carrier == queue or carrier.startswith(f"{queue}.")]  # of a topic, each group's
         found = chain.from_iterable(islice(behind(QueuePlace(carrier, adapter.dead_letters(carrier))), _SEARCHED) for carrier in carriers)
         return next((letter for letter in found if letter.message.id == job), None)
     return None
@@ -80,15 +84,22 @@ def _for_json(status: JobStatus) -> dict[str, Any]:
 
 
 def show(found: Sequence[JobStatus]) -> None:
-    """Print a row for each. The queue is told where it tells one from another: a topic's job is in one for each group."""
+    """Print a row for each. The queue is told where it tells one from another: a topic's job is in one for each group.
+
+    So is the broker's own count where it says more than the ledger's.
+    """
     several = len({status.queue for status in found}) > 1
-    columns = ["TYPE", *(["QUEUE"] if several else []), "STATUS", "FAILED ATTEMPTS", "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"]
-    table(columns, ([status.type, *([status.queue] if several else []), *_cells(status)] for status in found))
+    recounted = any((status.redeliveries or 0) > status.attempts for status in found)
+    queue, count = ["QUEUE"] if several else [], ["REDELIVERIES"] if recounted else []
+    table(
+        ["TYPE", *queue, "STATUS", "FAILED ATTEMPTS", *count, "REPLAYS", "WHAT NEXT", "LAST ERROR", "JOB"],
+        ([status.type, *([status.queue] if queue else []), *_cells(status, [status.redeliveries] if count else [])] for status in found),
+    )
 
 
-def _cells(status: JobStatus) -> list[object]:
+def _cells(status: JobStatus, count: Sequence[object]) -> list[object]:
     of = "" if status.max_attempts is None else f" of {status.max_attempts}"
-    return [status.status, f"{status.attempts}{of}", status.replays or None, what_next(status), status.last_error, status.id]
+    return [status.status, f"{status.attempts}{of}", *count, status.replays or None, what_next(status), status.last_error, status.id]
 
 
 def what_next(status: JobStatus) -> str:
@@ -115,6 +126,8 @@ def _at_its_end(status: JobStatus) -> str:
 
 
 def _in_the_outbox(status: JobStatus, until: float) -> str:
+    if status.behind:
+        return f"in the outbox for {ago(status.now - status.enqueued_at)}; waits for job {status.behind} of its ordering key"
     if status.held:
         reason = status.held.partition(";")[0]
         return f"next try in {ago(until)}; {reason}"

@@ -103,7 +103,7 @@ def _here(settings: Settings, engine: Engine, jobs: Jobs, wanted: WorkerSettings
         worker = Worker(jobs, engine, adapter, wanted)
         _say_so(jobs, wanted)
         report = run_in_foreground(worker)
-        return report, _held(engine, adapter, report, wanted)
+        return report, _held(engine, adapter, report, jobs, wanted)
 
 
 def _in_processes(
@@ -113,16 +113,16 @@ def _in_processes(
     with broker(settings) as adapter:
         supervisor = Supervisor(application, jobs, **urls, processes=processes, settings=wanted, log_level=log_level)
         report = supervisor.run(connected=partial(_say_so, jobs, wanted))
-        return report, _held(engine, adapter, report, wanted)
+        return report, _held(engine, adapter, report, jobs, wanted)
 
 
 def _say_so(jobs: Jobs, wanted: WorkerSettings) -> None:
     click.echo(f"postroom: working on {', '.join(jobs.carriers(wanted.queues))}; Ctrl-C stops it in good order", err=True)
 
 
-def _held(engine: Engine, adapter: Adapter, report: Report, wanted: WorkerSettings) -> Mapping[str, int]:
+def _held(engine: Engine, adapter: Adapter, report: Report, jobs: Jobs, wanted: WorkerSettings) -> Mapping[str, int]:
     """After a drain, what its relay could not send."""
-    return held_after(engine, adapter) if wanted.drain and wanted.relay and not report.signal else {}
+    return held_after(engine, adapter, jobs.carriers(wanted.queues)) if wanted.drain and wanted.relay and not report.signal else {}
 
 
 def _told(report: Report, waiting: Mapping[str, int], wanted: WorkerSettings, *, json: bool) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from postroom.outbox.holdups import Holdup
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,7 +44,9 @@ class Claim:
     """May this delivery be run? `queue` is the carrier it came from, `digest` names its payload (at most 32 characters).
 
     `ahead` says that it will wait behind another job of its lane: then a last attempt, or a job with a crash in its history, is not begun.
-    `ordered` is the queue's: a retry or a deferred copy holds the later jobs of its ordering key.
+    `ordered` is the queue's. Without native delay the ledger keeps the order of its ordering keys over retries, deferred copies and dead letters.
+    `back` is the carrier that copies of the message are sent to, where that is not `queue`. `redeliveries` is the backend's own count of earlier
+    deliveries: noted, for people to read, and nothing is decided by it.
     """
 
     message: Message
@@ -53,6 +57,13 @@ class Claim:
     max_attempts: int
     ahead: bool = False
     ordered: bool = False
+    back: str = ""
+    redeliveries: int | None = None
+
+    @property
+    def holdup(self) -> Holdup:
+        """What this job is to the later ones of its ordering key, if it can't end."""
+        return Holdup(queue=self.back or self.queue, ordering_key=self.envelope.ordering_key, job=self.envelope.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +71,7 @@ class Started:
     """Run it. The attempt is durable and leased; `id` and `fence` name it and no other.
 
     `attempt` counts from 1. `solo`: it may have killed its process before, so nothing else may run in this process until it has ended.
-    `last_error` is how its attempt before this one ended.
+    `last_error` is how its attempt before this one ended. `holdup`: it holds up the later jobs of its ordering key, until it is done.
     """
 
     id: int
@@ -69,6 +80,7 @@ class Started:
     max_attempts: int
     solo: bool = False
     last_error: str | None = None
+    holdup: Holdup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +105,7 @@ class RetryScheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The next attempt of this key is due in `retry_in` seconds: defer, just as for RunningElsewhere."""
+    """The next attempt of this key is due in `retry_in` seconds, or (0) an earlier job of its ordering key has not ended: defer it too."""
 
     retry_in: float
 

@@ -19,6 +19,9 @@ What `begin` answers to a claim on a key that has a row (first line that fits):
 where *start* is: Exhausted (and the row failed) when no attempt is left; Later (and the row unchanged) when the claim was asked ahead and this
 is the last attempt or a job with a crash in its history; else Started. A key without a row is started at once.
 
+A claim that is *held up*, because an earlier job of its ordering key has not ended, is answered AlreadyDone or RetryScheduled as above, and
+otherwise Waiting, the row unchanged, if there is one.
+
 A job is not stale for being another job: its message is the only one it has, so it follows what becomes of the key.
 """
 
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from .answers import Answer, Claim, Finish, Result
     from .entry import Entry, Holder
 
-__all__ = ["Mark", "Verdict", "abandon", "begin", "may_begin_unseen", "settle", "tally"]
+__all__ = ["Mark", "Verdict", "abandon", "begin", "begin_in_turn", "holds_up", "is_held_up", "may_begin_unseen", "settle", "tally"]
 
 Mark: TypeAlias = Literal["running", "returned", "ended"]
 """What a process noted about an attempt in memory that outlives it: its handler has begun; it has returned, and nothing is to be stored for it
@@ -74,6 +77,24 @@ class Verdict:
 
     answer: Answer
     entry: Entry | None = None
+
+
+def begin_in_turn(entry: Entry | None, claim: Claim, holder: Holder, now: float, *, held_up: bool) -> Verdict | None:
+    """Decide on a claim; None when its key has no row and nothing is in its way."""
+    verdict = begin(entry, claim, holder, now) if entry is not None else None
+    if held_up and not (verdict and isinstance(verdict.answer, AlreadyDone | RetryScheduled)):
+        return Verdict(Waiting(retry_in=0.0))
+    return verdict
+
+
+def is_held_up(claim: Claim, first: str | None) -> bool:
+    """Whether a claim must wait, `first` being the first job that holds up its ordering key, if there is one."""
+    return first is not None and first != claim.envelope.id
+
+
+def holds_up(answer: Answer) -> bool:
+    """Whether a job with this answer holds up the later ones of its ordering key: it was delivered, and neither begun, nor done, nor stale."""
+    return isinstance(answer, RunningElsewhere | Waiting | Exhausted | Conflict)
 
 
 def begin(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:

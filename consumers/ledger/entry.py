@@ -61,6 +61,7 @@ class Entry:
     retry_at: float | None = None
     finished_at: float | None = None
     last_error: str | None = None
+    redeliveries: int | None = None
 
     @property
     def is_free(self) -> bool:
@@ -106,6 +107,7 @@ def started(entry: Entry, claim: Claim, holder: Holder, now: float) -> Entry:
         taken_at=now,
         lease_until=now + holder.lease,
         worker=holder.worker,
+        redeliveries=claim.redeliveries,
     )
 
 

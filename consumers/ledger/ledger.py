@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from postroom.adapters import text
 from postroom.adapters.errors import ConfigurationError, LeaseLost, Unavailable
+from postroom.adapters.seam import retries_of
 from postroom.adapters.sql.transaction import transact
+from postroom.outbox.holdups import Holdup, hold_up, let_go
 from postroom.outbox.rows import insert_rows
 
 from .answers import RunningElsewhere, Started
@@ -91,6 +93,7 @@ class Ledger:
         if not connection.execute(FINISH, {"row_id": started.id, "row_fence": started.fence}).rowcount:
             raise LeaseLost(f"attempt {started.attempt} (ledger row {started.id}) is not the holder any more: its effects must be rolled back")
         insert_rows(connection, [dict(row) for row in finish.outgoing])
+        let_go(connection, [started.holdup] if started.holdup else ())
 
     def renew(self) -> Collection[tuple[int, int]]:
         """Extend the lease of each attempt that this process runs; return the (id, fence) pairs that it believed to hold and doesn't, once each.
@@ -127,6 +130,11 @@ class Ledger:
         """
         values = {"row_id": row_id, "old_replays": replays, "note": text.bounded(note)}
         return self._transact(lambda connection: _discard(connection, job, values))
+
+    def let_go(self, job: Holdup) -> None:
+        """A person has given this job up for good, or its work is done otherwise: it holds up its ordering key no more. Safe to repeat."""
+        jobs = [job, job._replace(queue=retries_of(job.queue))]  # where its queue is another program's, the copies are in the one beside it
+        self._transact(lambda connection: let_go(connection, jobs))
 
     def purge(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` rows that ended more than `older_than` seconds ago; return how many. Call it until it returns less."""
@@ -175,8 +183,8 @@ class Ledger:
             _, answers = self._round((), [claim])
         except Blocked:
             answer = RunningElsewhere(retry_in=HELD_NOW)
-            rows = [] if self._native_delay else [copy_of(claim, copy=claim.envelope.copy, delay=answer.retry_in)]
-            transact(self._engine, lambda connection: insert_rows(connection, rows))
+            if not self._native_delay:
+                transact(self._engine, lambda connection: _defer(connection, claim, answer.retry_in))
             return answer
         return answers[0]
 
@@ -226,6 +234,11 @@ class Ledger:
 
 def _begun(answers: Iterable[Answer]) -> list[tuple[int, int]]:
     return [(answer.id, answer.fence) for answer in answers if isinstance(answer, Started)]
+
+
+def _defer(connection: Connection, claim: Claim, delay: float) -> None:
+    insert_rows(connection, [copy_of(claim, copy=claim.envelope.copy, delay=delay)])
+    hold_up(connection, [claim.holdup] if claim.ordered else ())
 
 
 def _discard(connection: Connection, job: str, values: Mapping[str, object]) -> bool:

@@ -1,10 +1,11 @@
 """A round: the finishes and the claims of many lanes in one transaction of few statements, in this order.
 
+0. Whom the claims on ordered queues have to wait for, if the broker can't keep a retry in its place. Nothing for other claims.
 1. All keys that have no row are begun in one INSERT: the unique constraint is the check, so of two that race one begins.
 2. `done` for all that are done, in one UPDATE that says which rows it found.
 3. The other finishes, and those that 2 has missed: lock the rows, decide, store.
 4. Claims on keys that have a row: lock the rows, decide, store. A row that another transaction holds at this moment is not waited for.
-5. The outbox rows of all of these: jobs that handlers enqueued, retries, deferred copies.
+5. The outbox rows of all of these: jobs that handlers enqueued, retries, deferred copies; and who holds up its ordering key from now on, or no more.
 
 When all goes well, that is 1 and 2. Rounds can't wait for each other in a circle: an INSERT waits for other inserts in the order of the keys, and for
 whoever is changing a row of its keys, who is past his own INSERT; finishes wait for rows that this worker holds itself; 4 waits for nobody.
@@ -16,19 +17,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from postroom.outbox.holdups import hold_up, let_go
 from postroom.outbox.rows import build_row, insert_rows
 
-from .answers import Done, Failed, Finished, Later, RunningElsewhere, Started, Waiting
-from .decide import begin, may_begin_unseen, settle
+from .answers import AlreadyDone, Done, Failed, Finished, Later, RunningElsewhere, Started, Waiting
+from .decide import begin_in_turn, holds_up, is_held_up, may_begin_unseen, settle
 from .locked import Locked
 from .recordset import document
-from .statements import ADDRESS, FINISH_MANY, INSERT_ABSENT, INSERT_EACH, INSERTED, LOCK_BY_ADDRESS, LOCK_BY_ID, NOW, READ_BY_ADDRESS
+from .statements import ADDRESS, FINISH_MANY, FIRST_HOLDUPS, INSERT_ABSENT, INSERT_EACH, INSERTED, LOCK_BY_ADDRESS, LOCK_BY_ID, NOW, READ_BY_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy import Connection, Select
 
+    from postroom.outbox.holdups import Holdup
     from postroom.outbox.rows import NewRow
 
     from .answers import Answer, Claim, Finish, Result
@@ -51,19 +54,51 @@ class Round:
         self._holder = holder
         self._native_delay = native_delay
         self._outgoing: list[NewRow] = []
+        self._firsts: Mapping[tuple[str, str], str | None] = {}
+        self._held_up: list[Holdup] = []
+        self._let_go: list[Holdup] = []
         self._returns = connection.dialect.update_returning
 
     def run(self, finishes: Sequence[Finish], claims: Sequence[Claim]) -> tuple[list[Result], list[Answer]]:
         """Store what ended, and answer each claim as it is after that; both in order. Of two claims on one new key the first is begun."""
+        self._firsts = self._look_ahead([claim.holdup for claim in claims if claim.ordered])
         answers: dict[int, Answer] = {place: Later() for place, claim in enumerate(claims) if not may_begin_unseen(claim)}
-        answers |= self._begin_new({place: claim for place, claim in enumerate(claims) if place not in answers})
+        answers |= self._begin_new({place: claim for place, claim in enumerate(claims) if not (place in answers or self._is_held_up(claim))})
         results = self._settle_all(finishes)
         answers |= self._begin_known({place: claim for place, claim in enumerate(claims) if place not in answers})
         ordered = [answers[place] for place in range(len(claims))]
         if not self._native_delay:
             self._defer(claims, ordered)
+            ordered = [self._in_order(claim, answer) for claim, answer in zip(claims, ordered, strict=True)]
         insert_rows(self._connection, self._outgoing)
+        hold_up(self._connection, self._held_up)
+        let_go(self._connection, self._let_go)
         return results, ordered
+
+    def _look_ahead(self, asked: Sequence[Holdup]) -> Mapping[tuple[str, str], str | None]:
+        """The first holdup of each queue and ordering key."""
+        if self._native_delay or not asked:
+            return {}
+        given = document({"queue": queue, "ordering_key": key} for queue, key, _ in asked)
+        return {(queue, key): first for queue, key, first in self._connection.execute(FIRST_HOLDUPS, {"rows": given})}
+
+    def _first_of(self, claim: Claim) -> str | None:
+        return self._firsts.get(claim.holdup[:2]) if claim.ordered else None
+
+    def _is_held_up(self, claim: Claim) -> bool:
+        return is_held_up(claim, self._first_of(claim))
+
+    def _in_order(self, claim: Claim, answer: Answer) -> Answer:
+        """Note what the answer to a claim means for the later jobs of its ordering key."""
+        if not claim.ordered:
+            return answer
+        if holds_up(answer):
+            self._held_up.append(claim.holdup)
+        elif isinstance(answer, AlreadyDone):
+            self._let_go.append(claim.holdup)
+        elif isinstance(answer, Started) and self._first_of(claim) == claim.envelope.id:
+            return replace(answer, holdup=claim.holdup)
+        return answer
 
     def _settle_all(self, finishes: Sequence[Finish]) -> list[Result]:
         stored = self._finish_many([finish for finish in finishes if isinstance(finish, Done)])
@@ -77,6 +112,7 @@ class Round:
         given = document({"id": finish.started.id, "fence": finish.started.fence} for finish in finishes)
         stored = {(row_id, fence) for row_id, fence in self._connection.execute(FINISH_MANY, {"rows": given}).all()}
         self._outgoing += [dict(row) for finish in finishes if finish.outgoing and _attempt_of(finish) in stored for row in finish.outgoing]
+        self._let_go += [finish.started.holdup for finish in finishes if finish.started.holdup and _attempt_of(finish) in stored]
         return stored
 
     def _settle_each(self, finishes: Sequence[Finish]) -> list[Result]:
@@ -93,7 +129,14 @@ class Round:
         if after is not None:
             locked.change(after)
             self._outgoing += self._consequences(finish, after)
+            self._hold_or_let_go(finish)
         return result
+
+    def _hold_or_let_go(self, finish: Finish) -> None:
+        if isinstance(finish, Done) and finish.started.holdup:
+            self._let_go.append(finish.started.holdup)
+        elif isinstance(finish, Failed) and finish.claim.ordered and not self._native_delay:
+            self._held_up.append(finish.claim.holdup)
 
     def _consequences(self, finish: Finish, after: Entry) -> list[NewRow]:
         """The outbox rows that must be there if, and only if, the finish is stored."""
@@ -164,7 +207,9 @@ class Round:
         entry = locked.at(_address_of(claim))
         if entry is None:
             return None
-        verdict = begin(entry, claim, self._holder, locked.now)
+        verdict = begin_in_turn(entry, claim, self._holder, locked.now, held_up=self._is_held_up(claim))
+        if verdict is None:
+            return None
         if verdict.entry is not None:
             locked.change(verdict.entry)
         return verdict.answer
@@ -172,7 +217,7 @@ class Round:
     def _answer_unlocked(self, held: Locked, claim: Claim) -> Answer:
         """Another transaction is changing the row: answer what changes nothing, else look again when it has ended."""
         entry = held.at(_address_of(claim))
-        verdict = begin(entry, claim, self._holder, held.now) if entry is not None else None
+        verdict = begin_in_turn(entry, claim, self._holder, held.now, held_up=self._is_held_up(claim))
         return verdict.answer if verdict is not None and verdict.entry is None else RunningElsewhere(retry_in=HELD_NOW)
 
     def _defer(self, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
@@ -203,10 +248,14 @@ def _new_row(claim: Claim) -> dict[str, Any]:
         "copy": envelope.copy,
         "replays": envelope.replays,
         "enqueued_at": envelope.enqueued_at,
+        "redeliveries": claim.redeliveries,
     }
 
 
 def copy_of(claim: Claim, *, copy: int, delay: float) -> NewRow:
-    """Return the outbox row of the message of a claim once more, to the carrier it came from: to one group of a topic, not to all."""
-    envelope = replace(claim.envelope, queue=claim.queue, copy=copy)
-    return build_row(envelope, claim.message.body, ordered=claim.ordered, delay=delay, holds=claim.ordered)
+    """Return the outbox row of the message of a claim once more, to the carrier it came from: to one group of a topic, not to all.
+
+    Not into another program's queue: then it goes to the carrier beside it.
+    """
+    envelope = replace(claim.envelope, queue=claim.back or claim.queue, copy=copy)
+    return build_row(envelope, claim.message.body, ordered=claim.ordered, delay=delay)

@@ -11,7 +11,7 @@ from sqlalchemy import Double, Text, and_, bindparam, delete, literal, null, sel
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from postroom.adapters.sql.types import now
-from postroom.outbox.tables import outbox
+from postroom.outbox.tables import holdups, outbox
 
 from .entry import FREE, Entry
 from .recordset import among, recordset
@@ -28,6 +28,7 @@ __all__ = [
     "FINISH",
     "FINISH_LOCKED",
     "FINISH_MANY",
+    "FIRST_HOLDUPS",
     "HELD",
     "INSERTED",
     "INSERT_ABSENT",
@@ -52,7 +53,7 @@ COLUMNS = tuple(Entry.__dataclass_fields__)
 ADDRESS = (ledger.c.key, ledger.c.type, ledger.c.group_name)
 """What makes a row the only one: where a claim looks."""
 
-_CLAIMED = ("key", "type", "group_name", "job_id", "queue", "digest", "max_attempts", "copy", "replays", "enqueued_at")
+_CLAIMED = ("key", "type", "group_name", "job_id", "queue", "digest", "max_attempts", "copy", "replays", "enqueued_at", "redeliveries")
 _MOVED = tuple(name for name in COLUMNS if name not in {"id", "group_name", "type", "key"})
 _IS_RUNNING = ledger.c.status == "running"
 
@@ -111,6 +112,11 @@ LOCK_BY_ID = _of(_named, "PRIMARY", *_entry).order_by(ledger.c.id).with_for_upda
 LOCK_BY_WORKER = (
     _by_index(select(*_entry), "postroom_ledger_held").where(_IS_RUNNING, ledger.c.worker == bindparam("worker")).with_for_update(of=ledger)
 )
+
+_places = recordset("rows", holdups.c.queue, holdups.c.ordering_key)
+_first = select(holdups.c.job).where(holdups.c.ordering_key == _places.c.ordering_key, holdups.c.queue == _places.c.queue)
+FIRST_HOLDUPS: Select[Any] = select(*_places.c, _first.order_by(holdups.c.seq).limit(1).correlate(_places).scalar_subquery().label("first"))
+"""Of each queue and ordering key the job that may go before all others, NULL where any may."""
 
 _done = {"status": "done", "finished_at": now(), "taken_at": null(), "lease_until": null(), "worker": null(), "retry_at": null()}
 

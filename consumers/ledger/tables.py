@@ -32,6 +32,7 @@ ledger = Table(
     Column("fence", BigInteger, nullable=False),  # another one at each begin: id and fence name one attempt
     Column("copy", Integer, nullable=False),  # the number of the message copy that is alive; older ones are stale
     Column("replays", Integer, nullable=False),
+    Column("redeliveries", Integer),  # how often the backend said, at the latest begin, that it had delivered the message before: a hint
     Column("enqueued_at", Instant, nullable=False),
     Column("taken_at", Instant),
     Column("lease_until", Instant),

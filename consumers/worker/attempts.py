@@ -96,7 +96,7 @@ class Attempts:
 
     def _run(self, work: Work) -> Outcome:
         handler = work.handler
-        payload = handler.signature.convert(work.delivery.message.body)
+        payload = handler.signature.convert(work.payload)
         if not handler.signature.wants_context:
             self._wait_for(work, handler.function(payload))
             return Done(started=work.attempt), None
@@ -112,7 +112,7 @@ class Attempts:
     def _run_async(self, work: Work) -> Outcome:
         """Only what is awaited runs on the loop: a decorator around an async function may be an ordinary one, that runs it by itself."""
         handler = work.handler
-        payload = handler.signature.convert(work.delivery.message.body)
+        payload = handler.signature.convert(work.payload)
         context = self._context(AsyncContext, work, lambda: self._sessions.open_async(work.line))
         returned = handler.function(payload, context) if handler.signature.wants_context else handler.function(payload)
         return self._on_loop(work, self._handle(work, context, returned))
@@ -159,7 +159,7 @@ class Attempts:
             max_attempts=attempt.max_attempts,
             queue=work.delivery.queue,
             enqueued_at=envelope.enqueued_at,
-            headers=envelope.headers,
+            headers=work.headers,
         )
 
         def prepare(type: str, payload: object, *, queue: str | Queue | None, **options: Any) -> NewRow:  # noqa: A002, ANN401 - as Outbox.row

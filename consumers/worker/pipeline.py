@@ -1,6 +1,7 @@
 """The life of one delivery, from top to bottom: decode, begin, handle, finish, settle.
 
-    decode    what arrived becomes a Work with its handler, or is refused: to the dead letters           `decode`
+    decode    what arrived becomes a Work with its handler; or is refused: to the dead letters; or       `decode`
+              is none of ours, says a mapper: acked
     begin     the ledger's answer: run it, ack it, defer it, or give it up                               `answered`
     handle    the handler's end becomes a finish                                                         attempts.py
     finish    the ledger stores it, together with what the handler enqueued                              committer.py
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -33,18 +35,20 @@ from postroom.consumers.ledger.answers import (
     Started,
     Waiting,
 )
+from postroom.consumers.mapping import Mapped, unmappable
 from postroom.consumers.words import conflict
-from postroom.outbox.envelope import digest, read_envelope
+from postroom.outbox.envelope import digest, is_foreign, read_envelope
 
 from .gates import gates_of
-from .work import Refused, Work
+from .work import Passed, Refused, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from postroom.adapters.seam import Delivery
     from postroom.consumers.jobs import Jobs
     from postroom.consumers.ledger.answers import Answer, Finish, Result
+    from postroom.outbox.envelope import Envelope
 
     from .buffer import Buffer
     from .settler import Settler
@@ -58,40 +62,43 @@ UNSURE = 1.0
 
 
 class Pipeline:
-    """What each step of a delivery's life leads to. Thread-safe."""
+    """What each step of a delivery's life leads to. Thread-safe. `clock` tells the seconds since the epoch."""
 
-    def __init__(self, jobs: Jobs, buffer: Buffer, settler: Settler, *, native_delay: bool) -> None:
+    def __init__(self, jobs: Jobs, buffer: Buffer, settler: Settler, *, native_delay: bool, clock: Callable[[], float] = time.time) -> None:
         self._jobs = jobs
         self._buffer = buffer
         self._settler = settler
         self._native_delay = native_delay
+        self._clock = clock
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
 
     @property
     def counts(self) -> Counter[str]:
-        """How many deliveries ended in which way: done, failed, dead, duplicates, deferred, released, lost."""
+        """How many deliveries ended in which way: done, failed, dead, duplicates, deferred, released, lost, passed."""
         with self._counting:
             return self._counts.copy()
 
-    def decode(self, delivery: Delivery) -> Work | Refused:
-        """Say what arrived: a job with a handler, or something that is none."""
+    def decode(self, delivery: Delivery) -> Work | Refused | Passed:
+        """Say what arrived: a Work, that is a job with a handler; or Refused; or Passed, when a mapper says that it is no job."""
         try:
-            envelope = read_envelope(delivery.message)
+            job = self._read(delivery)
         except Undecodable as error:
             return Refused(delivery=delivery, reason=str(error))
-        handler = self._jobs.find(delivery.queue, envelope.type)
-        if handler is None:
-            return Refused(delivery=delivery, reason=f"no handler for type {envelope.type!r} here; its queue is {delivery.queue!r}")
-        work = Work(delivery=delivery, envelope=envelope, handler=handler, digest=digest(delivery.message.body))
-        work.gates = gates_of(work)
-        return work
+        return Passed(delivery=delivery) if job is None else self._work(delivery, job)
 
-    def refused(self, refused: Refused) -> None:
-        """To the dead letters, as it is."""
-        _log.warning("dead letter in %s: %s", refused.delivery.queue, refused.reason)
-        self._count("dead")
-        self._settler.dead_letter(refused, refused.reason)
+    def turned_away(self, receipts: Iterable[Refused | Passed]) -> None:
+        """What is no Work: to the dead letters, as it is, or acked."""
+        for receipt in receipts:
+            match receipt:
+                case Refused():
+                    _log.warning("dead letter in %s: %s", receipt.delivery.queue, receipt.reason)
+                    self._count("dead")
+                    self._settler.dead_letter(receipt, receipt.reason)
+                case Passed():
+                    _log.info("passed over in %s: message %s is no job, says its mapper", receipt.delivery.queue, receipt.delivery.message.id)
+                    self._count("passed")
+                    self._settler.ack([receipt])
 
     def answered(self, work: Work, answer: Answer | None) -> bool:
         """Do what the ledger's answer to a claim asks for; True when the work is to be run. None: there was no answer."""
@@ -133,6 +140,27 @@ class Pipeline:
         self._count("released", len(works))
         self._settler.release(works, delay)
         self._over(works)
+
+    def _read(self, delivery: Delivery) -> Envelope | Mapped | None:
+        message, mapper = delivery.message, self._jobs.mapper_of(delivery.queue)
+        if mapper is not None and is_foreign(message):
+            return mapper.map(message, self._clock())
+        envelope = read_envelope(message)
+        if envelope.mapped is None:
+            return envelope
+        if mapper is None:
+            return unmappable(envelope, f"it is a message of another program, and queue {delivery.queue!r} has no mapper here (any more)")
+        return mapper.map_again(message, envelope)
+
+    def _work(self, delivery: Delivery, job: Envelope | Mapped) -> Work | Refused:
+        envelope, mapped = (job.envelope, job) if isinstance(job, Mapped) else (job, None)
+        handler = self._jobs.find(delivery.queue, envelope.type)
+        if handler is None:
+            return Refused(delivery=delivery, reason=f"no handler for type {envelope.type!r} here; its queue is {delivery.queue!r}")
+        known = envelope.mapped or digest(delivery.message.body)
+        work = Work(delivery=delivery, envelope=envelope, handler=handler, digest=known, mapped=mapped)
+        work.gates = gates_of(work)
+        return work
 
     def _settle(self, work: Work, finish: Finish, result: Result) -> None:
         match finish, result:

@@ -12,6 +12,7 @@ from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import now
 from postroom.consumers.ledger.tables import ledger
+from postroom.outbox.holdups import IS_HELD_UP
 from postroom.outbox.tables import outbox
 
 from .checks import chosen_queues
@@ -31,7 +32,8 @@ __all__ = ["Quiet"]
 _log = logging.getLogger("postroom.worker")
 
 _NAMES: BindParameter[Sequence[str]] = bindparam("names", expanding=True)
-_WAITING = select(outbox.c.seq).where(outbox.c.status == "pending", outbox.c.available_at <= now(), outbox.c.queue.in_(_NAMES)).limit(1)
+# What is behind a job that holds it up is not waited for: if that job has not failed, it is seen by itself.
+_WAITING = select(outbox.c.seq).where(outbox.c.status == "pending", outbox.c.available_at <= now(), outbox.c.queue.in_(_NAMES), ~IS_HELD_UP).limit(1)
 _NEWEST = select(func.max(outbox.c.seq))
 _UNENDED = select(ledger.c.id).where(ledger.c.status.in_(("pending", "running")), ledger.c.queue.in_(_NAMES)).limit(1)
 
@@ -44,7 +46,8 @@ class _Look(NamedTuple):
 class Quiet:
     """Looks at the outbox first and at the queues then, the way that jobs go, so none slips by between the two.
 
-    A retry that waits for its time is not quiet; a job that its sender has delayed is. Quiet are two looks in a row without anything to do
+    A retry that waits for its time is not quiet; a job that its sender has delayed is, and so is one that a dead letter of its ordering key holds
+    up. Quiet are two looks in a row without anything to do
     and without a new row in the outbox between them: a job that ended between two looks has left no other behind.
     """
 
@@ -78,7 +81,7 @@ class Quiet:
     def _look(self) -> _Look:
         newest, coming = transact(self._engine, self._look_at_the_database)
         depths = [self._adapter.depth(carrier) for carrier in self._carriers]
-        return _Look(newest, busy=coming or any(depth["pending"] or depth["running"] for depth in depths))
+        return _Look(newest, busy=coming or any(depth["pending"] > depth.get("blocked", 0) or depth["running"] for depth in depths))
 
     def _look_at_the_database(self, connection: Connection) -> tuple[int | None, bool]:
         """Without native delay a retry waits in the outbox, where only the ledger tells it from a job that its sender has delayed."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from postroom.adapters.errors import PostroomError
 from postroom.outbox.backoff import Backoff
 
-from .work import Refused
+from .work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,5 @@ class Receiver:
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
         arrived = [self._pipeline.decode(delivery) for delivery in deliveries]
         self._held.add(arrived)
-        for refused in arrived:
-            if isinstance(refused, Refused):
-                self._pipeline.refused(refused)
-        self._buffer.put([work for work in arrived if not isinstance(work, Refused)])
+        self._pipeline.turned_away(receipt for receipt in arrived if not isinstance(receipt, Work))
+        self._buffer.put([work for work in arrived if isinstance(work, Work)])

@@ -19,7 +19,7 @@ from postroom.consumers.ledger.tables import ledger
 from postroom.outbox import lanes
 from postroom.outbox import tables as outbox
 
-from .checks import check, chosen_queues
+from .checks import check, chosen_queues, prepare_group
 from .config import ChildConfig
 from .family import Family
 from .foreground import signals_to
@@ -86,6 +86,8 @@ class Supervisor:
         """
         schema.require(self._engine, (ledger, *outbox.TABLES))
         self._adapter.ensure(chosen_queues(self._jobs, self._settings))
+        for line in prepare_group(self._jobs, self._settings, self._adapter):
+            _log.warning("%s", line)
         quiet = Quiet.of(self._jobs, self._engine, self._adapter, self._settings)
         failed_before = quiet.failed() if self._settings.drain else 0
         connected()

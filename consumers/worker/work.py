@@ -6,21 +6,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from postroom.consumers.ledger.answers import Claim
+from postroom.consumers.payload import Misfit
 
 from .line import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from postroom.adapters.seam import Delivery
+    from postroom.adapters.seam import Delivery, Header
     from postroom.consumers.jobs import Handler
     from postroom.consumers.ledger.answers import Started
+    from postroom.consumers.mapping import Mapped
     from postroom.outbox.envelope import Envelope
 
     from .gates import GateName
     from .lanes import Lane
 
-__all__ = ["Receipt", "Refused", "Running", "Work", "claim_of"]
+__all__ = ["Passed", "Receipt", "Refused", "Running", "Work", "claim_of"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,8 +40,15 @@ class Refused(Receipt):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class Passed(Receipt):
+    """What arrived is no job, says the mapper of its queue."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Work(Receipt):
     """A job and its handler. One thread at a time changes it.
+
+    `mapped`: what a mapper has made of it, if another program sent it.
 
     `gates`: what it may not run beside; `inside`: it has passed them. `alone`: it was answered Later, so it is begun in a round of its own.
     `started`: the attempt, once begun.
@@ -50,6 +59,7 @@ class Work(Receipt):
     envelope: Envelope
     handler: Handler
     digest: str
+    mapped: Mapped | None = None
     gates: Sequence[GateName] = ()
     inside: bool = False
     alone: bool = False
@@ -59,6 +69,18 @@ class Work(Receipt):
     cancel: Callable[[], object] | None = None
     unmark: Callable[[], object] | None = None
     line: Line = field(default_factory=Line)
+
+    @property
+    def payload(self) -> bytes:
+        """The JSON that its handler gets. Raises Misfit when there is none."""
+        if self.mapped and self.mapped.misfit:
+            raise Misfit(self.mapped.misfit)
+        return self.mapped.payload if self.mapped else self.delivery.message.body
+
+    @property
+    def headers(self) -> Mapping[str, Header]:
+        """The headers that its handler sees."""
+        return self.mapped.headers if self.mapped else self.envelope.headers
 
     @property
     def attempt(self) -> Started:
@@ -93,6 +115,8 @@ def claim_of(work: Work, *, ahead: bool = False) -> Claim:
         max_attempts=handler.max_attempts,
         ahead=ahead,
         ordered=handler.queue.ordered,
+        back=handler.queue.back_to(work.delivery.queue),
+        redeliveries=work.delivery.attempts,
     )
 
 

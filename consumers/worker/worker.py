@@ -11,7 +11,7 @@ from postroom.adapters.sql import schema
 from postroom.consumers.ledger.tables import ledger
 from postroom.outbox import tables as outbox
 
-from .checks import beat_of, check, chosen_queues
+from .checks import beat_of, check, chosen_queues, prepare_group
 from .lanes import spare_lanes
 from .life import Life
 from .marks import Marks
@@ -85,6 +85,7 @@ class Worker:
         plan = self._plan
         schema.require(plan.engine, (ledger, *outbox.TABLES))
         plan.adapter.ensure(chosen_queues(plan.jobs, plan.settings))
+        prepare_group(plan.jobs, plan.settings, plan.adapter)
         quiet = Quiet.of(plan.jobs, plan.engine, plan.adapter, plan.settings)
         failed_before = quiet.failed() if plan.settings.drain else 0
         self._parts = build(plan)
@@ -103,7 +104,7 @@ class Worker:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many deliveries ended in which way so far: done, failed, dead, duplicates, deferred, released, lost."""
+        """How many deliveries ended in which way so far: done, failed, dead, duplicates, deferred, released, lost, passed."""
         return self._parts.desk.pipeline.counts if self._parts else Counter()
 
     @property

@@ -1,4 +1,4 @@
-"""Whether the relay's and the worker's memory and rate stay flat: a million rows waiting, ten million sent rows in the table."""
+"""Whether the relay's and the worker's memory stays flat, whatever waits; and the relay's rate, whatever was sent before."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
+from brokers import message, opened, publish
 from pairs import Pair, measure
 from relay import empty, fill, relay_rate
 from sqlalchemy import Engine, text
@@ -20,8 +19,10 @@ from postroom.adapters.sql.schema import create
 
 WAITING = int(os.environ.get("POSTROOM_BENCH_WAITING", "1000000"))
 SENT = int(os.environ.get("POSTROOM_BENCH_SENT", "10000000"))
+WAITING_IN_RABBITMQ = int(os.environ.get("POSTROOM_BENCH_WAITING_IN_RABBITMQ", "100000"))
 APPLICATION = "support.no_op:jobs"
-SECONDS = 60
+QUEUE, TYPE = "emails", "send-receipt"
+SECONDS = 60.0
 ROWS = 20_000
 
 _SENT = """
@@ -33,22 +34,47 @@ FROM generate_series(1, :rows) AS n
 """
 
 
-def report(database: Callable[[], AbstractContextManager[str]]) -> None:
-    with database() as url, database() as other:
-        engines = open_engine(url), open_engine(other)
-        for engine in engines:
-            create(engine)
-        _with_waiting(engines[0], url)
-        _with_sent(*engines)
+def report(database: str, other: str) -> None:
+    """In the database alone: a million rows waiting, and ten million that were sent."""
+    engines = open_engine(database), open_engine(other)
+    for engine in engines:
+        create(engine)
+    empty(engines[0])
+    fill(engines[0], WAITING)
+    for role in ("relay", "worker"):
+        _show(role, WAITING, database, database, SECONDS)
+    _with_sent(*engines)
 
 
-def _with_waiting(engine: Engine, url: str) -> None:
-    """The relay into an SQL queue, and the worker behind it, each a process, for a minute of a backlog that it can't finish."""
-    empty(engine)
-    fill(engine, WAITING)
-    for name, command in {"relay": ["relay"], "worker": ["work", APPLICATION, "--processes", "1"]}.items():
-        peaks = _peaks(["postroom", "--database", url, "--broker", url, *command])
-        print(f"{f'{name}, {WAITING:,} rows waiting':<46} {peaks[0]:>10.0f} MB after a quarter of a minute, {peaks[-1]:.0f} MB after a minute")
+def report_rabbitmq(database: str, broker: str) -> None:
+    """A hundred thousand in the outbox for the relay, then as many on the broker for the worker."""
+    _with_broker(database, broker, WAITING_IN_RABBITMQ, SECONDS / 4)
+
+
+def report_kafka(database: str, servers: str) -> None:
+    """A million of each, in both modes."""
+    _with_broker(database, f"kafka://{servers}?partitions=4", WAITING, SECONDS)
+    _show("worker", WAITING, database, f"kafka://{servers}?partitions=4&mode=share", SECONDS)
+
+
+def _with_broker(database: str, broker: str, waiting: int, seconds: float) -> None:
+    engine = open_engine(database)
+    create(engine)
+    with opened(broker, QUEUE) as adapter:
+        fill(engine, waiting)
+        _show("relay", waiting, database, broker, seconds)
+        empty(engine)
+        publish(adapter, (message(number, QUEUE, TYPE) for number in range(waiting)))
+        _show("worker", waiting, database, broker, seconds)
+
+
+def _show(role: str, waiting: int, database: str, broker: str, seconds: float) -> None:
+    """A process of its own for so long, with a backlog that it hardly finishes."""
+    command = ["relay"] if role == "relay" else ["work", APPLICATION, "--processes", "1"]
+    peaks = _peaks(["postroom", "--database", database, "--broker", broker, *command], seconds)
+    share = " (share)" if "mode=share" in broker else ""
+    name = f"{role}, {broker.partition(':')[0]}{share}, {waiting:,} waiting"
+    print(f"{name:<50} {peaks[0]:>10.0f} MB after {seconds / 4:.0f} s, {peaks[-1]:.0f} MB after {seconds:.0f} s", flush=True)
 
 
 def _with_sent(full: Engine, fresh: Engine) -> None:
@@ -66,13 +92,14 @@ def _with_sent(full: Engine, fresh: Engine) -> None:
     print(measure(pair, 5).line)
 
 
-def _peaks(command: list[str]) -> list[float]:
-    """The greatest resident memory (MB) of any one process of this command, at four times in a minute."""
+def _peaks(command: list[str], seconds: float) -> list[float]:
+    """The greatest resident memory (MB) of any one process of this command, at four times in so many seconds."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen([str(Path(sys.executable).parent / command[0]), *command[1:]], env=environment, stderr=subprocess.DEVNULL) as process:
         peaks = []
         for _ in range(4):
-            time.sleep(SECONDS / 4)
+            time.sleep(seconds / 4)
+            assert process.poll() is None, "it has ended early"
             peaks.append(max(_peak(pid) for pid in (process.pid, *_children(process.pid))))
         process.terminate()
     return peaks

@@ -18,6 +18,10 @@ class Pair:
     plain: Callable[[], float]
 
 
+class LeftOut(Exception):
+    """What this pair needs is not installed here: says what."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """What one pair came to: medians of the rates, and the ratio ours / plain of each run beside its own neighbour."""
@@ -35,7 +39,7 @@ class Figure:
     def line(self) -> str:
         spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f}"
         rates = f"{self.ours:>10,.0f} {self.plain:>10,.0f} {self.pair.unit:<8}"
-        return f"{self.pair.name:<46} {rates} x {self.ratio:.2f} ({spread}; goal {self.pair.goal})"
+        return f"{self.pair.name:<50} {rates} x {self.ratio:.2f} ({spread}; goal {self.pair.goal})"
 
 
 def measure(pair: Pair, rounds: int) -> Figure:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Column, Engine, Integer, MetaData, Row, String, Table, insert, select
@@ -27,14 +28,18 @@ EAGER = RelayOptions(poll_min=0.01, poll_max=0.05)
 effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("key", String(100), nullable=False))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Office:
-    """A database for outbox and ledger, queues on `adapter`, and the handlers that a test declares on `jobs`."""
+    """A database for outbox and ledger, queues on `adapter`, and the handlers that a test declares on `jobs`. `name` is the queue's."""
 
     engine: Engine
     adapter: Adapter
+    name: str = "q"
     jobs: Jobs = field(default_factory=Jobs)
-    outbox: Outbox = field(default_factory=lambda: Outbox(queue="q"))
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        return Outbox(queue=self.name)
 
     def enqueue(self, type_: str, key: str, payload: object = None, **how: Any) -> str:
         with self.engine.begin() as connection:
@@ -47,11 +52,11 @@ class Office:
 
     def publish_raw(self, body: bytes, **headers: Any) -> None:
         """A message that somebody else has sent."""
-        self.publish(Message(id=f"raw-{body[:8].hex()}-{time.monotonic_ns()}", queue="q", body=body, headers=headers))
+        self.publish(Message(id=f"raw-{body[:8].hex()}-{time.monotonic_ns()}", queue=self.name, body=body, headers=headers))
 
     def publish_job(self, key: str, body: bytes = b"{}", *, job_id: str = "") -> None:
         """A job past the outbox: perhaps with a body that it would not have let through, perhaps once more."""
-        self.publish(delivery_of(key, body=body, job_id=job_id).message)
+        self.publish(delivery_of(key, queue=self.name, body=body, job_id=job_id).message)
 
     def worker(self, **settings: Any) -> Worker:
         return Worker(self.jobs, self.engine, self.adapter, WorkerSettings(**{"relay": EAGER, "concurrency": 4, "grace": 30.0, **settings}))
@@ -69,9 +74,9 @@ class Office:
         with self.engine.connect() as connection:
             return list(connection.execute(select(ledger)))
 
-    def letters(self, queue: str = "q") -> Mapping[str, DeadLetter]:
+    def letters(self, queue: str = "") -> Mapping[str, DeadLetter]:
         """The dead letters of a queue, by message id."""
-        return {letter.message.id: letter for letter in self.adapter.dead_letters(queue).list()}
+        return {letter.message.id: letter for letter in self.adapter.dead_letters(queue or self.name).list()}
 
     def effects(self) -> list[str]:
         """The keys of all effects, in order."""
@@ -85,11 +90,11 @@ def effect(key: str) -> Any:
 
 
 @contextmanager
-def office(database: str, adapter: Adapter) -> Iterator[Office]:
+def office(database: str, adapter: Adapter, *, name: str = "q") -> Iterator[Office]:
     engine = open_engine(database, pool_size=20)
     schema.create(engine)
     effects.metadata.create_all(engine)
-    yield Office(engine=engine, adapter=adapter)
+    yield Office(engine=engine, adapter=adapter, name=name)
     adapter.close()
     engine.dispose()
 

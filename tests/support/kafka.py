@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from postroom.adapters.errors import Unavailable
 from postroom.adapters.kafka import config
@@ -24,6 +27,8 @@ from postroom.adapters.weights import Turns
 
 PATIENCE = 30.0
 QUICK = "session.timeout.ms=6000&heartbeat.interval.ms=100"
+QUICKER = "session.timeout.ms=2000&heartbeat.interval.ms=100"
+"""Less than a server allows. The mock waits for almost as long at each rebalance but a group's first."""
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -33,13 +38,24 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def _library() -> str:
+    """The client library's own file, as its wheel brings it."""
+    package = Path(confluent_kafka.__file__).parent
+    return str(next(file for folder in (package.with_name("confluent_kafka.libs"), package / ".dylibs") for file in folder.glob("librdkafka*")))
+
+
 class Mock:
-    """A cluster in this process; topics of four partitions appear when they are used."""
+    """A cluster in this process; topics of four partitions appear when they are used. Its groups form without the delay that it has by default."""
 
     def __init__(self) -> None:
-        self._keeper = Producer({"test.mock.num.brokers": 1, "log_level": 0})
-        self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in self._keeper.list_topics(timeout=10).brokers.values())
-        self.url = f"kafka://{self.servers}?{QUICK}"
+        library = ctypes.CDLL(_library())
+        library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = library.rd_kafka_mock_cluster_new.restype = ctypes.c_void_p
+        library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+        keeper = library.rd_kafka_new(0, ctypes.c_void_p(library.rd_kafka_conf_new()), None, ctypes.c_size_t(0))
+        cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(ctypes.c_void_p(keeper), 1))
+        library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, ctypes.c_int32(0))
+        self.servers = library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
+        self.url = f"kafka://{self.servers}?{QUICKER}&allow.auto.create.topics=true"
         self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0})
 
     def produce(self, topic: str, *values: bytes | None, partition: int = 0, key: bytes | None = None) -> None:
@@ -47,12 +63,18 @@ class Mock:
             self._producer.produce(topic, value, key, partition=partition)
         assert self._producer.flush(PATIENCE) == 0
 
-    def committed(self, topic: str, group: str, partition: int = 0) -> int:
-        """The group's offset; negative when there is none."""
-        client = Consumer({"bootstrap.servers": self.servers, "group.id": group, "log_level": 0})
+    def committed(self, topic: str, partition: int = 0) -> int:
+        """The offset of the group of the same name; negative when there is none."""
+        client = Consumer({"bootstrap.servers": self.servers, "group.id": topic, "log_level": 0})
         (found,) = client.committed([TopicPartition(topic, partition)], timeout=PATIENCE)
         client.close()
         return found.offset
+
+
+def make_fatal(client: Producer) -> None:
+    """Put a producer into the state that it can't leave, as librdkafka's own tests do; behind the object's head lies the address of its client."""
+    handle = ctypes.c_void_p.from_address(id(client) + object.__basicsize__)
+    ctypes.CDLL(_library()).rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"made by a test")
 
 
 class Recorder:
@@ -70,20 +92,20 @@ class Recorder:
 
 
 class Opened:
-    """A consumer with the parts that it is made of."""
+    """A consumer with the parts that it is made of. Its group has the name of its topic."""
 
-    def __init__(self, url: str, topic: str, *, group: str = "g", prefetch: int = 10, ordered: bool = False, make: Callable[..., Any] = Consumer):
+    def __init__(self, url: str, topic: str, *, prefetch: int = 10, ordered: bool = False, make: Callable[..., Any] = Consumer):
         options = parse(url)
-        source = Source(carrier=topic, topic=topic, group=group, only=None, queue=topic, ordered=ordered, dead_letter=f"{topic}.dlq")
+        source = Source(carrier=topic, topic=topic, group=topic, only=None, queue=topic, ordered=ordered, dead_letter=f"{topic}.dlq")
         self.desk = Desk([topic], Turns({topic: 1}), prefetch)
-        self.feed = ClassicFeed(config.consumer_config(options, group), {topic: source}, self.desk, most=100, make=make)
+        self.feed = ClassicFeed(config.consumer_config(options, topic), {topic: source}, self.desk, most=100, make=make)
         self._publisher = Publisher(config.producer_config(options))
         self.consumer = KafkaConsumer(self.desk, [self.feed], self._bury)
         self.feed.start()
 
     def _bury(self, entry: Entry, reason: str) -> None:
         (outcome,) = self._publisher.send([letter_of(entry, reason)])
-        assert outcome.verdict is Verdict.CONFIRMED
+        assert outcome.verdict is Verdict.CONFIRMED, outcome
 
     def receive(self, count: int) -> list[Delivery]:
         """Wait for exactly so many."""

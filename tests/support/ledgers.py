@@ -35,11 +35,12 @@ def claim(
     body: bytes = b'{"order":4711}',
     copy: int = 0,
     replays: int = 0,
+    ordering_key: str = "",
     **rest: Any,
 ) -> Claim:
     """A claim on the message of a job, with max_attempts 3 in group "default" unless `rest` says otherwise."""
-    envelope = Envelope(id=job, type=type_, key=key, ordering_key=key, queue="emails", enqueued_at=1.0, copy=copy, replays=replays)
-    message = Message(id=job, queue="emails", body=body, headers=envelope.to_headers(), ordering_key=key)
+    envelope = Envelope(id=job, type=type_, key=key, ordering_key=ordering_key or key, queue="emails", enqueued_at=1.0, copy=copy, replays=replays)
+    message = Message(id=job, queue="emails", body=body, headers=envelope.to_headers(), ordering_key=envelope.ordering_key)
     given = {"queue": "emails", "group": "default", "max_attempts": 3, **rest}
     return Claim(message=message, envelope=envelope, digest=digest(body), **given)
 

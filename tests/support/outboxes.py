@@ -14,9 +14,7 @@ from postroom.adapters.sql.types import now
 from postroom.outbox.envelope import Envelope
 from postroom.outbox.relay import Relay
 from postroom.outbox.rows import NewRow, build_row, insert_rows
-from postroom.outbox.tables import lanes, outbox, relays
-
-TABLES = [outbox, lanes, relays]
+from postroom.outbox.tables import TABLES, outbox
 
 
 @contextmanager

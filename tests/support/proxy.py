@@ -22,8 +22,10 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._selector = selectors.DefaultSelector()
         self._pairs: dict[socket.socket, socket.socket] = {}
+        self._servers: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._silent = False
+        self._swallows_answers = False
         self._refusing = False
         self._ended = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -61,9 +63,13 @@ class Proxy:
         """Lose every byte from now on, while the connections stay: a cable pulled out."""
         self._silent = True
 
+    def swallow_answers(self) -> None:
+        """Lose what the server says from now on, while it hears its clients well: what it confirms, they never learn."""
+        self._swallows_answers = True
+
     def speak(self) -> None:
         """Carry bytes again. What was lost stays lost."""
-        self._silent = False
+        self._silent = self._swallows_answers = False
 
     def refuse(self) -> None:
         """Reset new connections too."""
@@ -90,6 +96,7 @@ class Proxy:
         except OSError:
             _reset(client)
             return
+        self._servers.add(server)
         for end, other in ((client, server), (server, client)):
             self._pairs[end] = other
             self._selector.register(end, selectors.EVENT_READ)
@@ -99,7 +106,7 @@ class Proxy:
             return
         try:
             data = end.recv(CHUNK)
-            if data and not self._silent:
+            if data and not (self._silent or (self._swallows_answers and end in self._servers)):
                 self._pairs[end].sendall(data)
         except OSError:
             data = b""
@@ -110,6 +117,7 @@ class Proxy:
         for one in (end, self._pairs.get(end)):
             if one is not None and self._pairs.pop(one, None) is not None:
                 self._selector.unregister(one)
+                self._servers.discard(one)
                 _reset(one)
 
 

@@ -110,20 +110,27 @@ def running(name: str) -> Iterator[str]:
     images = present_images()
     if f"{name.upper()}_IMAGE" not in images:
         unavailable(f"no image for {name} is here")
-    port = _free_port()
+    port = free_port()
     wanted = definitions({**images, f"{name.upper()}_PORT": str(port)})[name]
     url = service.url.format(port=port, **wanted["environment"])
-    with _container(wanted, port) as container:
-        _wait_until_ready(container, lambda: service.speaks(url))
+    with serving(wanted, {wanted["ports"][0].rpartition(":")[2]: port}, lambda: service.speaks(url)):
         yield url
 
 
-def _container(wanted: dict[str, Any], port: int) -> DockerContainer:
+@contextmanager
+def serving(wanted: dict[str, Any], ports: Mapping[str, int], speak: Callable[[], object]) -> Iterator[None]:
+    """A service that is defined so, once it answers; its ports can be reached through these of ours."""
+    with _container(wanted, ports) as container:
+        _wait_until_ready(container, speak)
+        yield
+
+
+def _container(wanted: dict[str, Any], ports: Mapping[str, int]) -> DockerContainer:
     # We remove our containers ourselves: Testcontainers' own reaper is one more image to pull.
     testcontainers_config.ryuk_disabled = True
     container = DockerContainer(wanted["image"], command=wanted.get("command")).with_envs(**wanted["environment"])
-    # On loopback only, and a fixed port, so that it stays the same when a test restarts the container.
-    container.ports[wanted["ports"][0].rpartition(":")[2]] = ("127.0.0.1", port)
+    # On loopback only, and fixed ports, so that they stay the same when a test restarts the container.
+    container.ports.update({inner: ("127.0.0.1", outer) for inner, outer in ports.items()})
     # The plain bridge, whatever network this process may be in if it is in a container itself.
     return container.with_kwargs(network="bridge", labels={OWNER_LABEL: f"{socket.gethostname()}:{os.getpid()}"})
 
@@ -146,10 +153,12 @@ def _remove_leftovers(client: docker.DockerClient) -> None:
     for container in client.containers.list(all=True, filters={"label": OWNER_LABEL}):
         host, _, pid = container.labels[OWNER_LABEL].rpartition(":")
         if host == socket.gethostname() and not Path("/proc", pid).exists():
-            container.remove(force=True, v=True)
+            with suppress(docker.errors.APIError):  # another session is removing it at this moment
+                container.remove(force=True, v=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -40,12 +40,13 @@ def eventually(holds: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One database for outbox, ledger and queues, and the flags by which a test and its handlers talk."""
+    """One database for outbox, ledger and, unless there is a broker, queues; and the flags by which a test and its handlers talk."""
 
     url: str
     flags: Path
     engine: Engine
     adapter: Adapter
+    broker: str
     outbox: Outbox = field(default_factory=lambda: Outbox(queue="work"))
 
     def enqueue(self, type_: str, key: str, payload: object = None, **how: Any) -> str:
@@ -82,15 +83,15 @@ class Place:
 
 
 @contextmanager
-def place(url: str, flags: Path) -> Iterator[Place]:
+def place(url: str, flags: Path, *, broker: str = "") -> Iterator[Place]:
     """Make all tables in the database of this URL."""
     sys.path.insert(0, str(APPS))
     from effects import effects  # noqa: PLC0415 - the applications' own module
 
-    engine, adapter = open_engine(url), connect(url)
+    engine, adapter = open_engine(url), connect(broker or url)
     schema.create(engine)
     effects.metadata.create_all(engine)
-    yield Place(url=url, flags=flags, engine=engine, adapter=adapter)
+    yield Place(url=url, flags=flags, engine=engine, adapter=adapter, broker=broker or url)
     adapter.close()
     engine.dispose()
 
@@ -98,7 +99,7 @@ def place(url: str, flags: Path) -> Iterator[Place]:
 @contextmanager
 def supervisor(at: Place, app: str = "mortal:jobs", *, processes: int = 1, broker: str = "", **settings: Any) -> Iterator[subprocess.Popen[str]]:
     """A supervisor in a process of its own, with real children; killed at the end if it still runs."""
-    options = {"app": app, "database": at.url, "broker": broker or at.url, "processes": processes, "settings": settings}
+    options = {"app": app, "database": at.url, "broker": broker or at.broker, "processes": processes, "settings": settings}
     environment = {**os.environ, "APP_DATABASE": at.url, "APP_FLAGS": str(at.flags)}
     with at.log.open("a") as log:
         command = [sys.executable, "supervise.py", json.dumps(options)]

@@ -1,0 +1,145 @@
+"""Dead letters on a real cluster: a replay that is broken off loses nothing and doubles nothing, and a topic of letters may go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer
+
+from postroom.adapters import Adapter, Consumer, Delivery, Message, Queue, Unavailable, connect
+from support.kafka import QUICK, bodies, wait_until
+from support.kafka_server import Server
+
+
+@pytest.fixture
+def name() -> str:
+    return f"emails-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def url(kafka_bootstrap: str) -> str:
+    return f"kafka://{kafka_bootstrap}?{QUICK}&partitions=1"
+
+
+@pytest.fixture
+def server(kafka_bootstrap: str) -> Server:
+    return Server(kafka_bootstrap)
+
+
+def receive(consumer: Consumer, count: int) -> list[Delivery]:
+    received: list[Delivery] = []
+    late = time.monotonic() + 30
+    while len(received) < count and time.monotonic() < late:
+        received += consumer.receive(count - len(received), 0.2)
+    assert len(received) == count
+    return received
+
+
+def bury(adapter: Adapter, name: str, *texts: bytes) -> list[str]:
+    """Messages that have died; the ids of their letters."""
+    adapter.publish([Message(id=f"{name}-{text.decode()}", queue=name, body=text) for text in texts])
+    with closing(adapter.consume({name: 1}, group="g", prefetch=10, name="gravedigger")) as consumer:
+        for delivery in receive(consumer, len(texts)):
+            consumer.dead_letter(delivery, "no such address")
+    return [letter.id for letter in adapter.dead_letters(name).list()]
+
+
+STOPPED = """
+import sys, threading
+from postroom.adapters import connect
+from postroom.adapters.kafka import letters
+
+class Stopped(letters.Producer):
+    def commit_transaction(self, patience):
+        self.flush(30)  # what was produced is on the server
+        if sys.argv[4] == "after":
+            super().commit_transaction(patience)
+        print("stopped", flush=True)
+        threading.Event().wait()
+
+letters.Producer = Stopped
+connect(sys.argv[1]).dead_letters(sys.argv[2]).put_back([sys.argv[3]])
+"""
+
+
+@pytest.mark.parametrize(("when", "left"), [("before", 3), ("after", 2)])
+def test_who_is_killed_while_putting_back_loses_nothing_and_doubles_nothing(url, name, when, left):
+    with closing(connect(url)) as adapter:
+        adapter.ensure([Queue(name=name)])
+        ids = bury(adapter, name, b"1", b"2", b"3")
+        command = [sys.executable, "-c", STOPPED, url, name, ids[0], when]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as operator:
+            assert operator.stdout.readline() == "stopped\n"
+            operator.send_signal(signal.SIGKILL)
+        letters = adapter.dead_letters(name)
+        assert len(letters.list()) == left
+        assert letters.put_back(ids) == ids[-left:]
+        assert letters.put_back(ids) == []
+        consumer = adapter.consume({name: 1}, group="g", prefetch=10, name="w")
+        again = receive(consumer, 3)
+        assert sorted(bodies(again)) == [b"1", b"2", b"3"]
+        consumer.ack(again)
+        wait_until(lambda: adapter.depth(name) == {"pending": 0, "running": 0, "failed": 0})
+
+
+def test_s055_an_operator_whom_another_has_fenced_off_puts_nothing_back_and_its_client_is_not_used_again(url, name, monkeypatch):
+    with closing(connect(url)) as one, closing(connect(url)) as other:
+        one.ensure([Queue(name=name)])
+        ids = bury(one, name, b"1", b"2")
+        slow = _Interrupted.by(lambda: other.dead_letters(name).put_back(ids[:1]), monkeypatch)
+        with pytest.raises(Unavailable, match=r"fenced|newer instance|epoch"):
+            one.dead_letters(name).put_back(ids)
+        assert slow.interruptions == 1
+        assert one.dead_letters(name).put_back(ids) == ids[1:]
+        consumer = one.consume({name: 1}, group="g", prefetch=10, name="w")
+        assert sorted(bodies(receive(consumer, 2))) == [b"1", b"2"]
+        assert not consumer.receive(10, 1)
+
+
+class _Interrupted:
+    """In the middle of the first operator's transaction another one comes, and is done with its own."""
+
+    interruptions = 0
+
+    @classmethod
+    def by(cls, another, monkeypatch) -> type[_Interrupted]:
+        class Slow(Producer):
+            def commit_transaction(self, patience):
+                if not cls.interruptions:
+                    cls.interruptions += 1
+                    another()
+                super().commit_transaction(patience)
+
+        cls.interruptions = 0
+        monkeypatch.setattr("postroom.adapters.kafka.letters.Producer", Slow)
+        return cls
+
+
+def test_a_topic_of_letters_that_was_deleted_and_made_again_shows_the_new_ones_only(url, name, server):
+    with closing(connect(url)) as adapter:
+        adapter.ensure([Queue(name=name)])
+        bury(adapter, name, b"1", b"2", b"3")
+        server.delete(f"{name}.dlq")
+        wait_until(lambda: adapter.dead_letters(name).list() == [])
+        assert adapter.depth(name)["failed"] == 0
+        adapter.ensure([Queue(name=name)])
+        bury(adapter, name, b"new")
+        assert [letter.message.body for letter in adapter.dead_letters(name).list()] == [b"new"]
+
+
+def test_letters_that_the_topic_s_retention_has_removed_are_neither_listed_nor_put_back(url, name, server):
+    with closing(connect(url)) as adapter:
+        adapter.ensure([Queue(name=name)])
+        ids = bury(adapter, name, b"1", b"2", b"3")
+        server.forget_before(f"{name}.dlq", 0, 2)
+        with closing(connect(url)) as other:
+            for letters in (adapter.dead_letters(name), other.dead_letters(name)):
+                assert [letter.message.body for letter in letters.list()] == [b"3"]
+                assert letters.put_back(ids[:2]) == []
+            assert (adapter.depth(name)["failed"], other.depth(name)["failed"]) == (1, 1)
