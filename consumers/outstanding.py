@@ -41,7 +41,9 @@ __all__ = ["Outstanding", "Search", "Span", "Target", "topics_of"]
 PAGE = 500
 
 _LATER = outbox.alias("later")
-_LATER_ONE = select(_LATER.c.seq).where(_LATER.c.id == outbox.c.id, _LATER.c.queue == outbox.c.queue, _LATER.c.seq > outbox.c.seq).limit(literal_column("1"))
+_LATER_ONE = (
+    select(_LATER.c.seq).where(_LATER.c.id == outbox.c.id, _LATER.c.queue == outbox.c.queue, _LATER.c.seq > outbox.c.seq).limit(literal_column("1"))
+)
 for _dialect in ("mysql", "mariadb"):  # by old statistics it would rather read the whole table, for each row
     _LATER_ONE = _LATER_ONE.with_hint(_LATER, "FORCE INDEX (ix_postroom_outbox_id)", _dialect)
 _IS_LATEST = func.coalesce(_LATER_ONE.scalar_subquery(), 0) < 1

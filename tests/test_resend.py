@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, select, text, update
 
-from postroom.adapters import Queue
+from postroom.adapters import Adapter, Queue, connect
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Message
@@ -21,12 +24,16 @@ from postroom.outbox.envelope import Envelope, read_envelope
 from postroom.outbox.relay import Relay
 from postroom.outbox.rows import build_row
 from postroom.outbox.tables import holdups, outbox
+from support.command import postroom
 from support.ledgers import begin, claim, database, finish, open_ledger
 from support.outboxes import enqueue, fill, let_pass, new_row, statuses
 
 HOUR = 3600.0
 HOURLY = Overdue(older_than=HOUR)
 QUEUES = [Queue(name="emails"), Queue(name="steps", ordered=True), Queue(name="orders", groups=("mail", "stock"))]
+
+
+def _send(payload: object) -> None: ...
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def broker() -> Memory:
     return adapter
 
 
-def relay(engine: Engine, adapter: Memory | None = None, *, hours: float = 0.0) -> Memory:
+def relay(engine: Engine, adapter: Adapter | None = None, *, hours: float = 0.0) -> Adapter:
     """Send all that is due to this broker, or to one that is forgotten: so many hours ago."""
     adapter = adapter or broker()
     working = Relay(engine, adapter)
@@ -59,7 +66,7 @@ def lost(engine: Engine, *ids: str, **how: Any) -> None:
     relay(engine, hours=2)
 
 
-def messages(adapter: Memory, queue: str = "emails") -> Sequence[Message]:
+def messages(adapter: Adapter, queue: str = "emails") -> Sequence[Message]:
     consumer = adapter.consume({queue: 1}, group="default", prefetch=1000, name="w")
     return [delivery.message for delivery in consumer.receive(1000, 0.05)]
 
@@ -264,7 +271,7 @@ def test_a_topic_s_job_is_sent_again_when_one_of_its_groups_has_lost_it(engine):
 def test_the_groups_that_an_application_declares_are_asked_after_though_none_has_done_anything(engine):
     jobs = Jobs()
     for group in ("mail", "stock"):
-        jobs.handler("send", queue=QUEUES[2], group=group)(lambda payload: None)
+        jobs.handler("send", queue=QUEUES[2], group=group)(_send)
     lost(engine, "a", queue="orders")
     assert [told.queue for told in resend(engine, broker(), HOURLY, jobs=jobs)] == ["orders.mail", "orders.stock"]
     assert sent_again(engine, "orders.stock") == ["a"]
@@ -315,3 +322,38 @@ def test_s082_the_search_goes_through_the_indexes_of_a_long_outbox(engine, stati
 def analyze(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text(_ANALYZE[engine.dialect.name]))
+
+
+@pytest.fixture
+def operator(sqlite_database_url: str, tmp_path: Path) -> Iterator[Callable[..., CompletedProcess[str]]]:
+    """The command, where a job was sent to the queue of the database itself two hours ago."""
+    engine, adapter = database(sqlite_database_url), connect(sqlite_database_url)
+    adapter.ensure(QUEUES)
+    enqueue(engine, new_row("a", "order-1"))
+    relay(engine, adapter, hours=2)
+    yield lambda *arguments: postroom(*arguments, cwd=tmp_path, POSTROOM_DATABASE=sqlite_database_url)
+    adapter.close()
+    engine.dispose()
+
+
+def test_the_command_leaves_alone_what_seems_to_wait_and_says_so_with_exit_code_1(operator):
+    answer = operator("resend")
+    assert answer.returncode == 1
+    assert answer.stdout.splitlines()[1].split() == ["emails", "1", "1", "1", "0"]
+    why = "the broker holds as many as were not begun, so they seem to wait for a worker; --force sends them again"
+    assert answer.stderr == f"postroom: left alone: emails: {why}\n"
+
+
+def test_the_command_tells_each_queue_in_json(operator, sqlite_database_url):
+    with database(sqlite_database_url).begin() as connection:
+        connection.execute(text("DELETE FROM postroom_jobs"))
+    told = {"queue": "emails", "outstanding": 1, "overdue": 1, "on_broker": 0, "resent": 1, "waits": False}
+    for options in (["--dry-run"], []):
+        answer = operator("resend", "--queue", "emails", "--type", "send", "--json", *options)
+        assert (answer.returncode, json.loads(answer.stdout), answer.stderr) == (0, told, "")
+    again = operator("resend", "--json")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "postroom: nothing is overdue\n")
+
+
+def test_status_has_a_hint_for_a_job_that_was_sent_long_ago(operator):
+    assert "waits for a worker, 2h since it was sent; `postroom resend` if the broker has lost it" in operator("status", "order-1").stdout

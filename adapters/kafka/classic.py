@@ -124,8 +124,10 @@ class ClassicFeed:
                 self._steer(client)
                 self._commit(client, self._places.values() if self._clock() - self._committed_at >= COMMIT_EVERY else ())
         finally:
-            client.close()  # which revokes, and so commits
-            self._lose([place.place for place in self.places])
+            try:
+                client.close()  # which revokes, and so commits
+            finally:
+                self._lose([place.place for place in self.places])
 
     def _wait_for_room(self) -> None:
         if not self._paused:

@@ -66,13 +66,16 @@ _FORCED: Mapping[str, Mapping[str, object]] = {
     },
 }
 
+_NO = r"(false|f|0)$"
+"""As librdkafka reads it."""
+
 _REFUSED = (
-    ("enable.auto.commit", r"true", "a job would count as done when it is handed over"),
-    ("enable.auto.offset.store", r"true", "a job would count as done when it is handed over"),
+    ("enable.auto.commit", rf"(?!{_NO}).*", "a job would count as done when it is handed over"),
+    ("enable.auto.offset.store", rf"(?!{_NO}).*", "a job would count as done when it is handed over"),
     ("acks|request.required.acks", r"(?!all$|-1$).*", "a job is confirmed when all replicas in sync have it"),
-    ("enable.idempotence", r"false", "retries inside the client would change the order of a key"),
+    ("enable.idempotence", _NO, "retries inside the client would change the order of a key"),
     ("isolation.level", r"(?!read_committed$).*", "a replay of dead letters that was broken off would be seen"),
-    ("enable.partition.eof", r"false", "the end of a partition could not be told from silence"),
+    ("enable.partition.eof", _NO, "the end of a partition could not be told from silence"),
     ("partition.assignment.strategy", r"(?!cooperative-sticky$).*", "each rebalance would take all partitions from all workers"),
     ("share.acknowledgement.mode", r"(?!explicit$).*", "a job would count as done when the next one is asked for"),
     ("message.timeout.ms|delivery.timeout.ms", r"0", "publish() would have no bound"),
@@ -92,7 +95,13 @@ _ONLY: Mapping[str, re.Pattern[str]] = {
         r"enable\.(auto|partition).*|isolation\.level|check\.crcs|share\..*|coordinator\..*|client\.rack"
     ),
 }
-_SECRET = re.compile(r"password|secret|pem|\.key$|oauthbearer\.config|token", re.IGNORECASE)
+_SECRET = re.compile(r"pas+w|passphrase|pwd|secret|pem|\.key$|token|credential", re.IGNORECASE)
+_LOGIN = re.compile(r"s(asl|sl)\.", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab|min\.time\.before\.relogin)|oauthbearer\.(method|scope|token\.endpoint\.url))|"
+    r"ssl\.([a-z.]+\.)?(location|suites|list|stores|algorithm|providers)"
+)
+"""Of a login these are shown, and nothing that we don't know: it may be a password whose option has a typo."""
 
 
 def producer_config(options: Options) -> Config:
@@ -137,13 +146,28 @@ def check(options: Options) -> None:
         Consumer(consumer_config(options, "postroom-check")).close()
         if options.mode == SHARE:
             ShareConsumer(share_config(options, "postroom-check", 1)).close()
+        else:
+            _check_heartbeat(consumer_config(options, "postroom-check"))
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigurationError(f"{_said(error)}. The configuration would be: {_all_shown(options)}") from None
 
 
+def _check_heartbeat(final: Config) -> None:
+    """The client library leaves it to the broker, which puts such a member out of its group, again and again."""
+    session, heartbeat = int(str(final.get("session.timeout.ms", 45_000))), int(str(final.get("heartbeat.interval.ms", 3_000)))
+    if final.get("group.protocol") != "consumer" and heartbeat >= session:
+        raise ValueError(f"heartbeat.interval.ms={heartbeat}: it must be less than session.timeout.ms={session}, at best a third of it")
+
+
 def shown(config: Mapping[str, object]) -> str:
     """A configuration for people's eyes: sorted, secrets as ***."""
-    return " ".join(f"{name}={'***' if _SECRET.search(name) else value}" for name, value in sorted(config.items()) if name != "logger")
+    return " ".join(f"{name}={'***' if _is_secret(name) else value}" for name, value in sorted(config.items()) if name != "logger")
+
+
+def _is_secret(name: str) -> bool:
+    if _LOGIN.match(name):
+        return not _HARMLESS.fullmatch(name)
+    return _SECRET.search(name) is not None
 
 
 def _config(options: Options, kind: str) -> Config:

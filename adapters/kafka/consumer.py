@@ -139,8 +139,9 @@ class KafkaConsumer:
         _raise_for(lost)
 
     def _raise_trouble(self) -> None:
-        for trouble in reversed(self._desk.troubles.values()):  # the newest says most
-            raise type(trouble)(str(trouble))
+        if troubles := [*self._desk.troubles.values()]:
+            newest = troubles[-1]  # it says most
+            raise type(newest)(str(newest))
 
     def _require_open(self) -> None:
         if self.closed:

@@ -53,8 +53,8 @@ def parse(url: str) -> Options:
     return Options(
         servers=servers,
         mode=_one_of((CLASSIC, SHARE), "mode", given.pop("mode", CLASSIC)),
-        partitions=_count("partitions", given.pop("partitions", None)),
-        replication=_count("replication", given.pop("replication", None)),
+        partitions=_count("partitions", given.pop("partitions", None), 100_000),
+        replication=_count("replication", given.pop("replication", None), 10_000),
         force=_YES[_one_of(_YES, "partitions.force", given.pop("partitions.force", "no"))],
         skip_backlog=_YES[_one_of(_YES, "skip.backlog", given.pop("skip.backlog", "no"))],
         topic={name.partition(".")[2]: given.pop(name) for name in [*given] if _TOPIC.match(name)},
@@ -88,9 +88,9 @@ def _one_of(choice: Mapping[str, bool] | tuple[str, ...], name: str, value: str)
     return value
 
 
-def _count(name: str, value: str | None) -> int | None:
+def _count(name: str, value: str | None, most: int) -> int | None:
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit() and int(value)):
-        raise ConfigurationError(f"{name}={value!r}: it is a number from 1")
+    if not (value.isascii() and value.isdigit() and len(value) <= len(str(most)) and 1 <= int(value) <= most):
+        raise ConfigurationError(f"{name}={value!r}: it is a number from 1 to {most:,}")
     return int(value)

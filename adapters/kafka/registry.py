@@ -6,12 +6,14 @@ A topic of Kafka has no room for what a queue is (ordered, its dead letters, its
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.adapters.seam import Verdict
+from postroom.adapters.text import bounded
 
 from .wire import Record
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .reader import Reader
 
 __all__ = ["TOPIC", "Declared", "Registry", "declared_by"]
+
+_log = logging.getLogger("postroom.kafka")
 
 TOPIC = "postroom.queues"
 
@@ -48,6 +52,9 @@ class Declared:
     def readers(self) -> tuple[str, ...]:
         """The groups that read it."""
         return (self.group,) if self.group else self.groups
+
+
+_FIELDS = frozenset(field.name for field in fields(Declared))
 
 
 class Registry:
@@ -97,15 +104,18 @@ class Registry:
 
     def note(self, carrier: Declared, group: str) -> None:
         """Remember that this group consumes it: its depth is counted from there."""
-        if group not in carrier.groups and carrier.group is None:
-            self.put([replace(carrier, groups=(*carrier.groups, group))])
+        if group in carrier.groups or carrier.group is not None:
+            return
+        newest = self.all().get(carrier.name, carrier)  # another one's may have been noted meanwhile
+        if group not in newest.groups:
+            self.put([replace(newest, groups=(*newest.groups, group))])
 
     def _read_on(self) -> None:
         with self._lock:
             for record in self._reader.read(TOPIC, self._next):
                 self._next = (record.offset() or 0) + 1
-                if (packed := record.value()) is not None:
-                    self._learn([_unpacked(packed)])
+                if (packed := record.value()) is not None and (carrier := _unpacked(packed)) is not None:
+                    self._learn([carrier])
 
     def _learn(self, carriers: Sequence[Declared]) -> None:
         for carrier in carriers:
@@ -135,7 +145,11 @@ def _packed(carrier: Declared) -> bytes:
     return json.dumps({"version": 1, **asdict(carrier)}, separators=(",", ":")).encode()
 
 
-def _unpacked(packed: bytes) -> Declared:
-    found = json.loads(packed)
-    del found["version"]
-    return Declared(**{**found, "groups": tuple(found["groups"])})
+def _unpacked(packed: bytes) -> Declared | None:
+    """A carrier, as far as this version knows it; None for what is none: one bad record must not stop all that read the topic."""
+    try:
+        found = json.loads(packed)
+        return Declared(**{**{name: found[name] for name in _FIELDS & found.keys()}, "groups": tuple(found["groups"])})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        _log.warning("%s: a record that is no queue is passed over: %s", TOPIC, bounded(repr(packed)))
+        return None

@@ -34,6 +34,7 @@ __all__ = ["PATIENCE", "Topology", "result_of"]
 PATIENCE = 15.0
 SPREAD = 0.05
 
+_NOT_FOR_JOBS = frozenset({TOPIC, "__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 _COMPARED = ("topic", "ordered", "dead_letter", "retries")
 
 
@@ -59,6 +60,8 @@ class Topology:
     def ensure(self, queues: Sequence[Queue], *, passive: bool) -> None:
         """Compare all, then make what is missing. Raises TopologyMismatch that names each difference; nothing is changed then."""
         expected = [carrier for queue in queues for carrier in declared_by(queue)]
+        if own := sorted({topic for carrier in expected for topic in (carrier.topic, carrier.dead_letter)} & _NOT_FOR_JOBS):
+            raise ConfigurationError(f"{own[0]!r} is no name for a queue here: that topic holds what {'Kafka' if own[0] != TOPIC else 'Postroom'} itself keeps")
         topics = {topic.name: topic for carrier in expected for topic in self._topics(carrier)}
         counts = self._partitions()
         differences = [*self._compare_carriers(expected, counts, passive=passive), *self._compare_topics(topics.values(), counts, passive=passive)]
@@ -128,6 +131,9 @@ class Topology:
         there = [topic for topic in topics if topic.name in counts]
         for topic in there:
             actual = counts[topic.name]
+            if self._options.replication not in (None, *(copies := self._copies(topic.name))):
+                there_are = ", ".join(map(str, copies))
+                yield f"topic {topic.name!r}: expected replication {self._options.replication}, but it is there with replication {there_are}"
             if topic.partitions not in (None, actual) and (why := self._in_the_way(topic, actual, passive=passive)) is not None:
                 yield f"topic {topic.name!r}: expected partitions {topic.partitions}, but it is there with partitions {actual}{why}"
         asked = {topic.name: topic.config for topic in there if self._options.topic and topic.config.items() >= self._options.topic.items()}
@@ -135,6 +141,12 @@ class Topology:
             for option, value in self._options.topic.items():
                 if actual_config.get(option) != value:
                     yield f"topic {name!r}: expected {option} {value!r}, but it is there with {option} {actual_config.get(option)!r}"
+
+    def _copies(self, topic: str) -> Sequence[int]:
+        """How many copies there are of its partitions: one number, unless somebody has moved them."""
+        with translating(f"topic {topic!r}"):
+            partitions = self._admin.get().list_topics(topic, timeout=PATIENCE).topics[topic].partitions
+        return sorted({len(partition.replicas) for partition in partitions.values()})
 
     def _in_the_way(self, topic: _Topic, actual: int, *, passive: bool) -> str | None:
         """Why a topic can't get the partitions that it should have; None when it can.
@@ -186,7 +198,7 @@ class Topology:
     def _register(self, expected: Iterable[Declared]) -> None:
         known = self._registry.all()
         self._registry.put(
-            carrier
+            replace(carrier, groups=known[carrier.name].groups if carrier.name in known else ())  # or they would have done nothing yet
             for carrier in {carrier.name: carrier for carrier in expected}.values()
             if carrier.name not in known or replace(known[carrier.name], groups=()) != carrier
         )

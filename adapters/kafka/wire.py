@@ -120,7 +120,7 @@ def _shape(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[Sequence[in
 def _types(header: bytes) -> Mapping[str, str]:
     try:
         found = json.loads(header)
-    except ValueError:  # somebody else's header of that name
+    except (ValueError, RecursionError):  # somebody else's header of that name
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -23,7 +23,7 @@ INTERRUPTED, TERMINATED = 128 + 2, 128 + 15
 
 MEANINGS = {
     "0": "done",
-    "1": "the answer is no: drift, unknown key, jobs given up or left waiting by a drain, a canary that failed",
+    "1": "the answer is no: drift, unknown key, jobs given up or left waiting by a drain or a resend, a canary that failed",
     "2": "a mistake of the caller's: usage, URL, application, payload",
     "3": "the database or the broker can't be reached, its tables are missing, or no worker process can start",
     "130, 143": "stopped by SIGINT (Ctrl-C) or SIGTERM, in good order",

@@ -31,6 +31,8 @@ __all__ = ["command", "show", "what_next"]
 
 _INSTANTS = {"enqueued_at", "sent_at", "next_at", "finished_at", "now"}
 _SEARCHED = 1000
+_LONG = 3600.0
+"""After so many seconds a broker is suspected to have lost a job: the default of `postroom resend`."""
 
 
 @click.command(
@@ -115,7 +117,13 @@ def what_next(status: JobStatus) -> str:
         case _, "outbox":
             return _in_the_outbox(status, until)
         case _:
-            return f"next attempt in {ago(until)}" if until > 0 else "on the broker; waits for a worker"
+            return f"next attempt in {ago(until)}" if until > 0 else _on_the_broker(status)
+
+
+def _on_the_broker(status: JobStatus) -> str:
+    waited = status.now - status.sent_at if status.sent_at is not None else 0.0
+    doubt = f", {ago(waited)} since it was sent; `postroom resend` if the broker has lost it" if waited > _LONG else ""
+    return f"on the broker; waits for a worker{doubt}"
 
 
 def _at_its_end(status: JobStatus) -> str:
