@@ -74,6 +74,8 @@ class Queue:
         weights = [flaw(f"the weight of priority {name!r}", weight, whole=True, least=1) for name, weight in self.priorities.items()]
         if wrong := flaws(flaw("lease", self.lease, above=0, unit="seconds"), *weights):
             raise ConfigurationError(f"queue {self.name!r}: {wrong}")
+        if itself := next((name for name in self.carriers if name in map(self.dead_letter_of, self.carriers)), None):
+            raise ConfigurationError(f"queue {self.name!r}: its dead letters can't go to {itself!r}, where its jobs are: they would come round again")
         if self.priorities and (self.groups or self.ordered):
             raise ConfigurationError(f"queue {self.name!r}: priorities can't be kept together with an order or with groups")
         if self.priorities and self.foreign:

@@ -6,6 +6,7 @@ import re
 
 __all__ = ["redact", "scheme_of"]
 
+_NO_URL = re.compile(r"(?<![^\s'\"])(//|[\w+.-]+:(?!//))\S*@")  # `amqp:/user:password@host`, or no scheme: who can say which part is secret?
 _PASSWORD = re.compile(r"(?<=://)([^/\s:]*):(\S*)@([^&\s]*)")  # to the last @: a password may hold / ? # @ though it should not; rather hide too much
 _NAME = r"(?:^|[?&;\s])[^=&;?\s]*(?:password|passwd|pwd|secret|token|passphrase|api_?key|key\.pem)[^=&;?\s]*="
 _VALUE = r"(?:'(?:[^'\\]|\\.)*'|[^&\s]*)"  # quoted, as libpq has it, it may have blanks in it
@@ -14,7 +15,7 @@ _SECRET_OPTION = re.compile(f"({_NAME}){_VALUE}", re.IGNORECASE)
 
 def redact(text: str) -> str:
     """Return `text` with the password of every URL in it, and every secret option, replaced by `***`."""
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(_without_password, text))
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(_without_password, _NO_URL.sub(r"\1***@", text)))
 
 
 def _without_password(url: re.Match[str]) -> str:

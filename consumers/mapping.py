@@ -91,7 +91,7 @@ class Mapper:
         When that can't be done (any more) it is still a job, that the ledger knows: one that fails for good.
         """
         try:
-            again = self._guarded(_original(message, envelope), lambda made, _: _again(made, envelope))
+            again = self._guarded(_original(message, envelope), lambda made, original: _again(made, original, envelope))
         except Undecodable as error:
             return unmappable(envelope, str(error))
         return again or unmappable(envelope, f"{self}: it is no job any more, says the mapper, and it was one")
@@ -178,10 +178,15 @@ def _first(made: MappedJob, message: Message, now: float) -> Mapped:
     return _mapped(envelope, payload, made)
 
 
-def _again(made: MappedJob, envelope: Envelope) -> Mapped:
-    """The ledger knows the job by the fingerprint of its first payload: when the mapper was mended since, it is the same job all the same."""
+def _again(made: MappedJob, original: Message, envelope: Envelope) -> Mapped:
+    """The ledger knows the job by the fingerprint of its first payload: when the mapper was mended since, it is the same job all the same.
+
+    A copy from the outbox has the ordering key that the mapper chose at first; a dead letter that was put back has that of its message.
+    """
     payload = _payload(made)
-    return _mapped(replace(envelope, mapped=envelope.mapped or digest(payload)), payload, made)
+    is_its_own = envelope.ordering_key == (ordering_key_of(original) or envelope.key)
+    chosen = (made.ordering_key if is_its_own else None) or envelope.ordering_key
+    return _mapped(replace(envelope, mapped=envelope.mapped or digest(payload), ordering_key=chosen), payload, made)
 
 
 def _mapped(envelope: Envelope, payload: bytes, made: MappedJob) -> Mapped:

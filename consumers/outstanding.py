@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import BigInteger, Double, Integer, String, and_, bindparam, func, literal_column, or_, select
+from sqlalchemy import BigInteger, Boolean, Double, Integer, bindparam, func, literal_column, or_, select
 
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.seam import retries_of
@@ -30,13 +30,13 @@ from .ledger.tables import ledger
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from sqlalchemy import Connection, Engine, Row
+    from sqlalchemy import Connection, Engine, Row, Select
 
     from postroom.adapters.seam import Adapter
 
     from .jobs import Jobs
 
-__all__ = ["Outstanding", "Search", "Span", "Target", "topics_of"]
+__all__ = ["Groups", "Outstanding", "Search", "Span", "Target", "groups_of"]
 
 PAGE = 500
 
@@ -50,22 +50,21 @@ _IS_LATEST = func.coalesce(_LATER_ONE.scalar_subquery(), 0) < 1
 """One look into an index for each row, which no planner turns into a join of all with all."""
 _ITS_OWN = (ledger.c.key == outbox.c.key, ledger.c.type == outbox.c.type, ledger.c.job_id == outbox.c.id)
 _ENDED = select(func.count()).select_from(ledger).where(*_ITS_OWN, ledger.c.status.in_([constant("done"), constant("failed")])).scalar_subquery()
-_QUEUE = bindparam("queue", type_=String)
+_IS_SPLIT = outbox.c.queue.in_(bindparam("split", expanding=True)) == bindparam("is_split", type_=Boolean)
 _AT, _SEQ = bindparam("at", type_=Double), bindparam("seq", type_=BigInteger)
 _NAMES = ("seq", "id", "queue", "type", "key", "ordering_key", "ordered", "headers", "sent_at", "last_error")
 _PAGE = (
     select(*(outbox.c[name] for name in _NAMES))
     .where(outbox.c.status == constant("sent"), outbox.c.sent_at >= _AT, or_(outbox.c.sent_at > _AT, outbox.c.seq > _SEQ))
     .where(outbox.c.sent_at <= bindparam("last", type_=Double))
-    .where(or_(and_(_QUEUE.is_(None), outbox.c.queue.not_in(bindparam("topics", expanding=True))), outbox.c.queue == _QUEUE))
-    .where(_IS_LATEST, bindparam("parts", type_=Integer) > _ENDED)
+    .where(_IS_SPLIT, _IS_LATEST, bindparam("parts", type_=Integer) > _ENDED)
     .order_by(outbox.c.sent_at, outbox.c.seq)
     .limit(bindparam("limit", type_=Integer))
 )
 """The ledger is asked by its key for each row: most have ended, and go no further than this statement."""
 _ENTRIES = select(*COLUMNS).where(ledger.c.key.in_(bindparam("keys", expanding=True)))
-_MESSAGES = select(outbox.c.seq, *MESSAGE).where(outbox.c.seq.in_(bindparam("seqs", expanding=True)))
-_TOPICS = select(ledger.c.queue, ledger.c.group_name).distinct()
+_MESSAGES: Select[Any] = select(outbox.c.seq, *MESSAGE).where(outbox.c.seq.in_(bindparam("seqs", expanding=True)))
+_SERVED = select(ledger.c.queue, ledger.c.group_name).distinct()
 
 
 class Target(NamedTuple):
@@ -103,40 +102,62 @@ class Outstanding:
     packed: bytes = b""
 
 
-def topics_of(engine: Engine, jobs: Jobs | None) -> Mapping[str, Collection[str]]:
-    """The groups of each topic: those that `jobs` declare, and those in which the ledger knows any job."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Which groups each topic has, and which serve each carrier, as far as that is known."""
+
+    topics: Mapping[str, Collection[str]]
+    serving: Mapping[str, Collection[str]]
+
+    def targets(self, queue: str) -> Sequence[Target]:
+        """Where the messages that are sent to `queue` must be taken from."""
+        if queue in self.topics:
+            return [Target(f"{queue}.{group}", group) for group in sorted(self.topics[queue])]
+        topic, _, group = queue.rpartition(".")
+        return [Target(queue, group if group in self.topics.get(topic, ()) else None)]
+
+    @property
+    def split(self) -> Sequence[str]:
+        """The topics, and their carriers."""
+        return [*self.topics, *(f"{topic}.{group}" for topic, groups in self.topics.items() for group in groups)]
+
+    def entry_for(self, queue: str, target: Target, entries: Iterable[Entry]) -> Entry | None:
+        """The ledger's row that decides about a message for this target: its group's; of a plain queue, that of who serves it."""
+        groups = {target.group} if target.group is not None else self.serving.get(queue)
+        plain = (entry for entry in entries if target.group is not None or not entry.queue.endswith(f".{entry.group_name}"))
+        return next((entry for entry in plain if groups is None or entry.group_name in groups), None)
+
+
+def groups_of(engine: Engine, jobs: Jobs | None) -> Groups:
+    """Those that `jobs` declare, and those in which the ledger knows any job. Reads the whole ledger once: some seconds for millions."""
     topics: defaultdict[str, set[str]] = defaultdict(set)
+    serving: defaultdict[str, set[str]] = defaultdict(set)
     for queue in jobs.queues.values() if jobs else ():
-        if queue.groups:
-            topics[queue.name].update(queue.groups)
-    for carrier, group in transact(reading(engine), lambda connection: connection.execute(_TOPICS).all()):
+        topics.update({queue.name: set(queue.groups)} if queue.groups else {})
+    for carrier, group in transact(reading(engine), lambda connection: connection.execute(_SERVED).all()):
         if carrier.endswith(f".{group}"):
             topics[carrier.removesuffix(f".{group}")].add(group)
-    return topics
+        for name in (carrier, retries_of(carrier)):
+            serving[name].add(group)
+    return Groups(topics=topics, serving=serving)
 
 
 class Search:
     """One look through the sent rows, oldest first, in pages. Read only; each page is a transaction of its own."""
 
-    def __init__(self, engine: Engine, adapter: Adapter, topics: Mapping[str, Collection[str]], span: Span) -> None:
+    def __init__(self, engine: Engine, adapter: Adapter, groups: Groups, span: Span) -> None:
         self._engine = reading(engine)
         self._adapter = adapter
-        self._topics = topics
+        self._groups = groups
         self._span = span
         self._dead: dict[str, Collection[str]] = {}
 
-    @cached_property
-    def _split(self) -> Mapping[str, Sequence[Target]]:
-        """The targets of each queue that is a topic or a carrier of one. All others are their own."""
-        targets = {topic: [Target(f"{topic}.{group}", group) for group in sorted(groups)] for topic, groups in self._topics.items()}
-        return targets | {target.carrier: [target] for each in targets.values() for target in each}
-
     def rows(self) -> Iterator[Outstanding]:
         """All that are outstanding. Raises Unavailable when database or broker can't be reached."""
-        most = max(map(len, self._topics.values()), default=1)
-        yield from self._of({"queue": None, "topics": list(self._split), "parts": 1})
-        for queue in self._split:
-            yield from self._of({"queue": queue, "topics": [], "parts": most})
+        split = self._groups.split
+        yield from self._of({"split": split, "is_split": False, "parts": 1})
+        if split:
+            yield from self._of({"split": split, "is_split": True, "parts": max(map(len, self._groups.topics.values()))})
 
     def _of(self, which: Mapping[str, Any]) -> Iterator[Outstanding]:
         values = {**which, "at": self._span.first, "seq": 0, "last": self._span.last, "limit": PAGE}
@@ -149,12 +170,11 @@ class Search:
     def _judge(self, row: Row[Any], entries: Sequence[Entry], ours: str) -> Outstanding | None:
         if (row.last_error or "").startswith(DISCARDED):
             return None
-        targets = self._split.get(row.queue) or [Target(row.queue, None)]
-        known = {target: _entry_for(row.queue, target, entries) for target in targets}
-        carriers = [target.carrier for target, entry in known.items() if self._is_open(row, entry, ours, several=row.queue in self._topics)]
-        carriers = [carrier for carrier in carriers if row.id not in self._dead_in(carrier)]
-        own = known.get(Target(row.queue, targets[0].group))  # a topic's row has none
-        return _outstanding(row, carriers, own, self._span.quiet) if carriers else None
+        several = row.queue in self._groups.topics
+        known = {target.carrier: self._groups.entry_for(row.queue, target, entries) for target in self._groups.targets(row.queue)}
+        still_open = [carrier for carrier, entry in known.items() if self._is_open(row, entry, ours, several=several)]
+        carriers = [carrier for carrier in still_open if row.id not in self._dead_in(carrier)]
+        return _outstanding(row, carriers, known.get(row.queue), self._span.quiet) if carriers else None
 
     def _is_open(self, row: Row[Any], entry: Entry | None, ours: str, *, several: bool) -> bool:
         """Whether nothing has come of the message, as far as the row of its key tells. `several`: a group's retries are rows of their own."""
@@ -180,15 +200,6 @@ class Search:
             return
         for letter in behind(QueuePlace(carrier, dead, self._engine)):
             yield letter.envelope.id if letter.envelope else letter.message.id
-
-
-def _entry_for(queue: str, target: Target, entries: Iterable[Entry]) -> Entry | None:
-    """The ledger's row that decides about a message for this target: its group's; of a plain queue, that of who serves it."""
-    if target.group is not None:
-        return next((entry for entry in entries if entry.group_name == target.group), None)
-    plain = [entry for entry in entries if not entry.queue.endswith(f".{entry.group_name}")]
-    same = [entry for entry in plain if queue in {entry.queue, retries_of(entry.queue)}] or plain
-    return same[0] if same else None
 
 
 def _outstanding(row: Row[Any], carriers: Sequence[str], entry: Entry | None, quiet: float) -> Outstanding:

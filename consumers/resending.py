@@ -23,7 +23,7 @@ from postroom.outbox.again import Again, send_again
 from postroom.outbox.holdups import Holdup
 from postroom.outbox.rows import restamped
 
-from .outstanding import Search, Span, topics_of
+from .outstanding import Search, Span, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -121,7 +121,7 @@ def resend(
     small transactions, and may be stopped anywhere and called again. Raises Unavailable when database or broker can't be reached.
     """
     clock: float = transact(reading(engine), lambda connection: connection.execute(_NOW).scalar_one())
-    search = Search(engine, adapter, topics_of(engine, jobs), overdue.span(clock))
+    search = Search(engine, adapter, groups_of(engine, jobs), overdue.span(clock))
     found = _count(search, adapter, overdue)
     meant = _meant(search.rows(), overdue, {each.queue for each in found if force or not each.waits})
     sent: Counter[str] = Counter()

@@ -192,7 +192,7 @@ class Relay:
             total += result
             pause = pace.after(result)
             if pace.failures >= DRAIN_TRIES:
-                raise Unavailable(f"the broker gives no answer: {result.outage}")
+                raise Unavailable(result.outage)
             if not (result.worked or result.outage or self._rounds.anything_due()):
                 break
             self._sleep(pause)

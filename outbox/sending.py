@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from postroom.adapters.errors import Closed, InvalidMessage, Unavailable
+from postroom.adapters.errors import Closed, InvalidMessage, PostroomError, Unavailable
 from postroom.adapters.seam import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def _publish(adapter: Adapter, rows: Sequence[Due], go_on: Callable[[], bool]) -
     try:
         return list(zip(rows, adapter.publish([row.message for row in rows]) if rows else (), strict=True))
     except _AWAY as error:
-        return [(row, Outcome(Verdict.UNKNOWN, _said(error))) for row in rows]
+        said = str(error) if isinstance(error, PostroomError) else _said(error)
+        return [(row, Outcome(Verdict.UNKNOWN, said)) for row in rows]
     except Exception as error:  # noqa: BLE001 - an adapter must not raise for a message; if it does, find out for which, and charge only that one
         if len(rows) > 1:
             return _in_turn(adapter, [[row] for row in rows], go_on)

@@ -102,7 +102,9 @@ def test_dead_letters_from_the_first_look_to_the_last(desk: Desk):
 
 def test_who_names_no_letter_is_asked_which(desk: Desk):
     for arguments in (["replay"], ["show"], ["discard", "--reason", "x"]):
-        assert "which ones?" in desk("dead", *arguments, code=2).stderr
+        told = desk("dead", *arguments, code=2).stderr
+        assert "which ones?" in told
+        assert ("--all" in told) == (arguments != ["show"])
 
 
 def test_a_discard_needs_a_reason(desk: Desk):

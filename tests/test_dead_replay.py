@@ -4,10 +4,13 @@ import threading
 from collections import Counter
 
 import pytest
+from sqlalchemy import select
 
 from postroom.adapters.seam import Message
 from postroom.consumers.dead import Selection
 from postroom.consumers.replay import Fate, Replay, Unproven, mark
+from postroom.outbox.holdups import Holdup, hold_up
+from postroom.outbox.tables import holdups
 from support.postrooms import Postroom, postroom_at
 
 pytestmark = pytest.mark.usefixtures("room")
@@ -165,6 +168,21 @@ def test_a_letter_whose_work_was_done_by_another_is_removed(room: Postroom):
     room.drain()
     assert replay(room) == {Fate.DONE: 1}
     assert (room.sent, room.dead_keys) == ({"order-1": 1}, [])
+
+
+def test_a_letter_whose_work_was_done_by_another_holds_up_its_ordering_key_no_more(room: Postroom):
+    room.kill_jobs("order-1")
+    room.enqueue("order-1")
+    room.drain()
+    _, (_, twin) = room.dead()
+    assert twin.envelope
+    with room.engine.begin() as connection:  # as the ledger notes it in an ordered queue on a broker
+        hold_up(connection, [Holdup("emails", "order-1", twin.envelope.id)])
+    replay(room, Selection(limit=1))
+    room.drain()
+    assert replay(room) == {Fate.DONE: 1}
+    with room.engine.connect() as connection:
+        assert connection.execute(select(holdups)).all() == []
 
 
 def test_both_letters_of_one_key_lead_to_one_run(room: Postroom):

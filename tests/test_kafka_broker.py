@@ -330,6 +330,34 @@ def test_what_differs_from_the_declaration_is_named_and_nothing_is_changed(url, 
     assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 2
 
 
+def test_a_replication_that_differs_from_the_declaration_is_named(url, name):
+    with closing(connect(f"{url}&replication=1")) as adapter:
+        adapter.ensure([Queue(name=name)])
+        adapter.ensure([Queue(name=name)], passive=True)
+    with (
+        closing(connect(f"{url}&replication=3")) as other,
+        pytest.raises(TopologyMismatch, match=f"'{name}': expected replication 3, .* replication 1"),
+    ):
+        other.ensure([Queue(name=name)])
+
+
+def test_a_new_lease_makes_no_job_of_what_the_groups_have_done(url, name):
+    with closing(connect(url)) as adapter:
+        adapter.ensure([Queue(name=name, lease=30.0)])
+        adapter.publish([message(name, number) for number in range(3)])
+        with closing(adapter.consume({name: 1}, group=name, prefetch=10, name="worker")) as consumer:
+            consumer.ack(receive(consumer, 3))
+        assert adapter.depth(name)["pending"] == 0
+        adapter.ensure([Queue(name=name, lease=60.0)])
+        assert adapter.depth(name)["pending"] == 0
+
+
+@pytest.mark.parametrize("own", ["postroom.queues", "__consumer_offsets"])
+def test_a_topic_that_is_not_for_jobs_becomes_no_queue(url, own):
+    with closing(connect(url)) as adapter, pytest.raises(ConfigurationError, match=f"'{own}' is no name for a queue"):
+        adapter.ensure([Queue(name=own)])
+
+
 def test_a_topic_of_others_becomes_a_queue_and_stays_as_it_is(url, admin, name):
     for future in admin.create_topics([NewTopic(name, 3, 1)]).values():
         future.result(30)

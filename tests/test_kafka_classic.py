@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from postroom.adapters import LeaseLost, Unavailable
 from postroom.adapters.kafka import classic
-from support.kafka import PATIENCE, Mock, Opened, Recorder, bodies, opened, wait_until
+from support.kafka import PATIENCE, Gate, Mock, Opened, Recorder, bodies, opened, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,179 @@ def test_s024_a_failure_is_passed_once_its_dead_letter_is_confirmed(mock, topic)
     with opened(mock.url, f"{topic}.dlq") as letters:
         (letter,) = letters.receive(1)
         assert (letter.message.body, letter.message.headers["postroom-dead-reason"]) == (b"1", "no such address")
+
+
+def test_s123_what_died_is_held_as_before_while_its_letter_is_not_confirmed_and_its_offset_waits(mock, topic, monkeypatch):
+    mock.produce(topic, b"0", b"1")
+    with opened(mock.url, topic) as only:
+        dead, other = only.receive(2)
+        only.consumer.ack([other])
+        monkeypatch.setattr(only.consumer, "_bury", _no_graveyard)
+        with pytest.raises(Unavailable):
+            only.consumer.dead_letter(dead, "no such address")
+        assert only.desk.running[topic] == 1
+        assert only.rest() == []
+        only.consumer.ack([dead])
+    assert mock.committed(topic) == 2
+
+
+def _no_graveyard(_entry, _reason) -> None:
+    raise Unavailable("no graveyard")
+
+
+@pytest.mark.parametrize("bury", [lambda *_: None, _no_graveyard])
+def test_s027_a_job_whose_partition_goes_while_its_letter_is_sent_is_lost_to_its_holder(mock, topic, bury, monkeypatch):
+    mock.produce(topic, b"0")
+    with opened(mock.url, topic) as only:
+        (dead,) = only.receive(1)
+
+        def bury_late(entry, reason) -> None:
+            with only.desk.changed:
+                only.desk.close([entry.place])
+            bury(entry, reason)
+
+        monkeypatch.setattr(only.consumer, "_bury", bury_late)
+        with pytest.raises((LeaseLost, Unavailable)) as told:
+            only.consumer.dead_letter(dead, "no such address")
+        assert (told.type is LeaseLost) == (bury is not _no_graveyard)
+        assert only.desk.running.total() == 0
+
+
+class Slammed(Consumer):
+    """It breaks down when the test says so, and can't even say good-bye to its group."""
+
+    def __init__(self, settings) -> None:
+        super().__init__(settings)
+        self.breaks = threading.Event()
+
+    def poll(self, timeout):
+        if self.breaks.is_set():
+            raise KafkaException(KafkaError(KafkaError._FATAL))  # noqa: SLF001
+        return super().poll(timeout)
+
+    def close(self):
+        if self.breaks.is_set():
+            raise RuntimeError("no good-bye")
+        super().close()
+
+
+def test_a_client_that_can_not_even_be_closed_leaves_nothing_that_could_be_settled(mock, topic):
+    mock.produce(topic, b"0")
+    gate, clients = Gate(), []
+
+    def make(settings) -> Slammed:
+        if clients:
+            gate.pass_through()
+        clients.append(Slammed(settings))
+        return clients[-1]
+
+    with opened(mock.url, topic, make=make) as only:
+        (before,) = only.receive(1)
+        clients[0].breaks.set()
+        assert gate.reached.wait(PATIENCE)
+        assert _lost(only, [before]) == [before]
+        assert not only.feed.places
+        gate.open()
+    clients[0].breaks.clear()
+    clients[0].close()
+    assert mock.committed(topic) <= 0
+
+
+class Unlucky(Consumer):
+    """Its first commit is overtaken by a rebalance."""
+
+    tried = 0
+
+    def commit(self, *, offsets, asynchronous):
+        Unlucky.tried += 1
+        if Unlucky.tried == 1:
+            raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+        return super().commit(offsets=offsets, asynchronous=asynchronous)
+
+
+def test_a_commit_that_failed_is_made_again_though_nothing_else_is_done(mock, topic):
+    mock.produce(topic, b"0")
+    with opened(mock.url, topic, make=Unlucky) as only:
+        only.consumer.ack(only.receive(1))
+        wait_until(lambda: mock.committed(topic) == 1)
+
+
+class Robbed(Consumer):
+    """It is told that others have its partitions, when the test says so."""
+
+    def __init__(self, settings) -> None:
+        super().__init__(settings)
+        self.robbery = threading.Event()
+        self.commits = 0
+
+    def subscribe(self, topics, *, on_lost, **options):
+        self._on_lost = on_lost
+        super().subscribe(topics, on_lost=on_lost, **options)
+
+    def poll(self, timeout):
+        if self.robbery.is_set():
+            self.robbery.clear()
+            self._on_lost(self, self.assignment())
+        return super().poll(timeout)
+
+    def commit(self, **options):
+        self.commits += 1
+        return super().commit(**options)
+
+
+def test_s027_of_partitions_that_others_have_already_nothing_is_committed(mock, topic, monkeypatch):
+    monkeypatch.setattr(classic, "COMMIT_EVERY", 3600.0)
+    mock.produce(topic, b"0")
+    recorder = Recorder(Robbed)
+    with opened(mock.url, topic, make=recorder) as only:
+        only.consumer.ack(only.receive(1))
+        recorder.made[0].robbery.set()
+        wait_until(lambda: not only.feed.places)
+    assert recorder.made[0].commits == 0
+
+
+class Fatal(Consumer):
+    """It hands out, as an event, that it has met an error which it can't recover from."""
+
+    def __init__(self, settings) -> None:
+        super().__init__(settings)
+        self.breaks = threading.Event()
+
+    def poll(self, timeout):
+        if self.breaks.is_set():
+            return Message(error=KafkaError(KafkaError._FATAL, "it is over", True))  # noqa: FBT003, SLF001
+        return super().poll(timeout)
+
+
+def test_a_client_that_tells_of_a_fatal_error_is_replaced(mock, topic):
+    recorder = Recorder(Fatal)
+    with opened(mock.url, topic, make=recorder) as only:
+        recorder.made[0].breaks.set()
+        wait_until(lambda: len(recorder.made) == 2)
+        mock.produce(topic, b"0")
+        assert bodies(only.receive(1)) == [b"0"]
+
+
+def test_a_record_with_a_header_that_is_no_text_is_a_job_without_headers_and_its_letter_too(mock, topic):
+    mock.produce_unreadable(topic, b"0")
+    mock.produce(topic, b"1")
+    with opened(mock.url, topic) as only:
+        bad, good = only.receive(2)
+        assert (bad.message.body, bad.message.headers, good.message.body) == (b"0", {}, b"1")
+        only.consumer.dead_letter(bad, "no such address")
+        only.consumer.ack([good])
+    assert mock.committed(topic) == 2
+
+
+def test_what_is_for_another_group_is_passed_over(mock, topic):
+    mock.produce(topic, b"theirs", headers=[("postroom-only-group", b"stock")])
+    mock.produce(topic, b"ours")
+    with opened(mock.url, topic) as only:
+        received = only.receive(1)
+        assert bodies(received) == [b"ours"]
+        only.consumer.ack(received)
+        assert only.rest() == []
+    assert mock.committed(topic) == 2
 
 
 def test_s027_a_completion_from_before_a_revoke_is_never_committed(mock, topic, monkeypatch):

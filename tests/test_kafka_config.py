@@ -51,6 +51,7 @@ def test_a_user_and_a_password_mean_sasl_over_tls_unless_the_options_say_otherwi
         ("kafka://host:9092/topic", "write kafka://host:9092"),
         ("kafka://host:9092?mode=shared", "mode='shared': it is one of classic, share"),
         ("kafka://host:9092?partitions=0", "partitions='0': it is a number from 1"),
+        ("kafka://host:9092?partitions=99999999999", "it is a number from 1 to 100,000"),
         ("kafka://host:9092?partitions=six", "partitions='six': it is a number from 1"),
         ("kafka://host:9092?skip.backlog=maybe", "skip.backlog='maybe'"),
         ("kafka://host:9092?linger.ms", "write options as name=value"),
@@ -108,6 +109,9 @@ def test_the_new_protocol_of_groups_takes_no_strategy():
 
 REFUSED = {
     "s031_enable.auto.commit=true": "handed over",
+    "s031_enable.auto.commit=1": "handed over",
+    "s056_enable.idempotence=0": "order of a key",
+    "session.timeout.ms=6000&heartbeat.interval.ms=6000": "less than session.timeout.ms=6000",
     "s031_enable.auto.offset.store=TRUE": "handed over",
     "s050_auto.offset.reset=latest": "say skip.backlog=yes",
     "s056_enable.idempotence=false": "order of a key",
@@ -135,6 +139,19 @@ def test_an_option_that_contradicts_or_is_unknown_is_refused_at_start_with_the_f
     assert "acks=" in told
     assert "sasl.password=***" in told
     assert SECRET not in told
+
+
+@pytest.mark.parametrize(
+    "option", ["sasl.pasword", "ssl.key.passwort", "sasl.oauthbearer.assertion.private.key.passphrase", "sasl.kerberos.kinit.cmd", "SASL.pass"]
+)
+def test_what_may_be_a_secret_is_not_shown_whatever_its_option_is_called(option):
+    with pytest.raises(ConfigurationError) as refused:
+        connect(f"kafka://host:9092?{option}={SECRET}&no.such.option=1&sasl.mechanism=PLAIN&ssl.ca.location=/ca.pem")
+    told = str(refused.value)
+    assert SECRET not in told
+    assert f"{option}=***" in told
+    assert "sasl.mechanism=PLAIN" in told
+    assert "ssl.ca.location=/ca.pem" in told
 
 
 def test_the_opposite_of_a_default_may_be_asked_for():

@@ -102,6 +102,21 @@ def test_s055_an_operator_whom_another_has_fenced_off_puts_nothing_back_and_its_
         assert not consumer.receive(10, 1)
 
 
+def test_an_operator_who_comes_second_sees_what_the_first_has_put_back(url, name, monkeypatch):
+    with closing(connect(url)) as one, closing(connect(url)) as other:
+        one.ensure([Queue(name=name)])
+        ids = bury(one, name, b"1", b"2")
+
+        class Late(Producer):
+            def init_transactions(self, patience):
+                monkeypatch.setattr("postroom.adapters.kafka.letters.Producer", Producer)
+                assert other.dead_letters(name).put_back(ids[:1]) == ids[:1]
+                super().init_transactions(patience)
+
+        monkeypatch.setattr("postroom.adapters.kafka.letters.Producer", Late)
+        assert one.dead_letters(name).put_back(ids) == ids[1:]
+
+
 class _Interrupted:
     """In the middle of the first operator's transaction another one comes, and is done with its own."""
 

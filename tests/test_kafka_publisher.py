@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as Sent
 
 from postroom.adapters import Closed, Message, Verdict, connect
 from postroom.adapters.kafka import config
@@ -180,6 +181,19 @@ def test_a_client_that_refuses_a_record_at_once_stops_no_other():
             super().produce(topic, value, key, headers=headers, on_delivery=on_delivery)
 
     outcomes = publisher(DEAD, make=lambda _: Picky(lambda _: None)).send([record(), record(value=b"large"), record()])
+    assert verdicts(outcomes) == [Verdict.CONFIRMED, Verdict.REFUSED, Verdict.CONFIRMED]
+
+
+def test_a_batch_that_is_too_large_as_a_whole_is_sent_again_record_by_record():
+    class Crowded(Obedient):
+        def flush(self, _seconds: float) -> int:
+            reports, self._reports = self._reports, []
+            for on_delivery, topic in reports:
+                too_large = topic == "huge" or len(reports) > 1
+                on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if too_large else None, Sent())
+            return 0
+
+    outcomes = publisher(DEAD, make=lambda _: Crowded(None)).send([record(), record("huge"), record()])
     assert verdicts(outcomes) == [Verdict.CONFIRMED, Verdict.REFUSED, Verdict.CONFIRMED]
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from postroom.adapters import Unavailable
+from postroom.adapters.kafka import depth, topology
 from postroom.adapters.kafka.reader import Reader
 
 
@@ -32,3 +37,15 @@ def test_any_other_failure_is_told_at_once():
     with pytest.raises(KafkaException):
         Reader._bounds(client, "postroom.queues", 0)  # noqa: SLF001 - as above
     assert client.left == [(3, 9)]
+
+
+def test_a_cluster_that_has_fallen_silent_is_told_as_one_that_is_away(monkeypatch):
+    monkeypatch.setattr(depth, "PATIENCE", 0.01)
+    monkeypatch.setattr(topology, "PATIENCE", 0.01)
+    silent = SimpleNamespace(describe_topics=lambda _: {"emails": Future()}, list_consumer_group_offsets=lambda _: {"mail": Future()})
+    with pytest.raises(Unavailable, match=r"topic 'emails': no answer for 0\.01 s"):
+        depth.topic_id_of(silent, "emails")
+    with pytest.raises(Unavailable, match="group 'mail': no answer"):
+        depth._committed(silent, "mail", [TopicPartition("emails", 0)])  # noqa: SLF001 - behind calls that would be silent first
+    with pytest.raises(Unavailable, match="the brokers: no answer"):
+        topology.result_of(Future(), "the brokers")

@@ -8,13 +8,14 @@ import threading
 
 import pytest
 from confluent_kafka import AcknowledgeType, KafkaError, KafkaException, Message
+from confluent_kafka.admin import ConfigEntry
 
-from postroom.adapters import LeaseLost, Outcome, Unavailable, Verdict
+from postroom.adapters import AccessDenied, LeaseLost, Outcome, Unavailable, Verdict
 from postroom.adapters.kafka.consumer import KafkaConsumer
 from postroom.adapters.kafka.desk import Desk
 from postroom.adapters.kafka.entry import Source
 from postroom.adapters.kafka.share import ShareFeed
-from postroom.adapters.kafka.share_group import Limits
+from postroom.adapters.kafka.share_group import Limits, _changes
 from postroom.adapters.kafka.share_state import Progress, as_java_writes_it, home_of, progress_of
 from postroom.adapters.weights import Turns
 from support.kafka import PATIENCE, wait_until
@@ -52,7 +53,7 @@ class Scripted:
         records = self._rounds.pop(0)
         if isinstance(records, Exception):
             raise records
-        self._open = {each.offset() for each in records}
+        self._open = {each.offset() for each in records if each.offset() is not None and each.offset() >= 0}
         return records
 
     def acknowledge(self, each, how) -> None:
@@ -81,10 +82,12 @@ class Copier:
 class Stand:
     """A consumer on a scripted client, with a clock that the test moves."""
 
-    def __init__(self, client: Scripted, *, copier: Copier | None = None, prefetch: int = 10, clients=None) -> None:
+    def __init__(
+        self, client: Scripted, *, copier: Copier | None = None, prefetch: int = 10, clients=None, only: str | None = None, starts: bool = True
+    ):
         self.now = 0.0
         self.missing: list[str] = []
-        source = Source(carrier="emails", topic="emails", group="g", only=None, queue="emails", ordered=False, dead_letter="emails.dlq")
+        source = Source(carrier="emails", topic="emails", group="g", only=only, queue="emails", ordered=False, dead_letter="emails.dlq")
         self.desk = Desk(["emails"], Turns({"emails": 1}), prefetch)
         made = iter(clients or [client])
         self.feed = ShareFeed(
@@ -98,11 +101,12 @@ class Stand:
             clock=lambda: self.now,
         )
         self.consumer = KafkaConsumer(self.desk, [self.feed], lambda _entry, _reason: None)
-        self.feed.start()
+        if starts:
+            self.feed.start()
 
-    def expire(self) -> None:
+    def expire(self, seconds: float = 29.0) -> None:
         with self.desk.changed:
-            self.now += 29.0
+            self.now += seconds
             self.desk.changed.notify_all()
 
 
@@ -216,6 +220,31 @@ def test_a_record_that_the_broker_would_soon_drop_is_sent_afresh(stand):
     assert client.ends == {0: ACCEPT}
 
 
+def test_the_copy_of_a_worn_record_is_for_the_group_that_wore_it_out_alone(stand):
+    client, copier = Scripted([record(0, b"worn", deliveries=9)]), Copier()
+    stand(client, copier=copier, only="mail")
+    assert client.idle.wait(PATIENCE)
+    assert [value for sent in copier.sent for name, value in sent.headers if name == "postroom-only-group"] == ["mail"]
+
+
+@pytest.mark.parametrize(
+    ("before", "is_default", "lease", "after"),
+    [("30000", True, 20.0, "20000"), ("30000", False, 20.0, "30000"), ("30000", False, 45.0, "45000")],
+)
+def test_a_group_begins_with_the_oldest_record_and_its_lock_is_only_ever_lengthened(before, is_default, lease, after):
+    found = {
+        "share.record.lock.duration.ms": ConfigEntry("share.record.lock.duration.ms", before, is_default=is_default),
+        "share.auto.offset.reset": ConfigEntry("share.auto.offset.reset", "latest", is_default=True),
+        "share.delivery.count.limit": ConfigEntry("share.delivery.count.limit", "5", is_default=True),
+    }
+    changes = {entry.name: entry.value for entry in _changes(found, lease)}
+    assert {name: changes.get(name, before) for name in found} == {
+        "share.record.lock.duration.ms": after,
+        "share.auto.offset.reset": "earliest",
+        "share.delivery.count.limit": "10",
+    }
+
+
 def test_a_worn_record_whose_copy_is_not_confirmed_is_run_as_it_is(stand):
     client = Scripted([record(0, deliveries=9)])
     made = stand(client, copier=Copier(Outcome(Verdict.UNKNOWN)))
@@ -230,6 +259,36 @@ def test_s030_an_error_event_is_no_job(stand):
     made = stand(client)
     assert client.idle.wait(PATIENCE)
     assert not made.consumer.receive(1, 0)
+
+
+def test_s030_news_that_lies_nowhere_is_told_and_costs_no_other_its_acknowledgement(stand):
+    lost, denied = KafkaError(KafkaError._TRANSPORT), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)  # noqa: SLF001
+    news = [Message(error=lost), Message(topic="emails", partition=0, offset=-1001, error=denied)]
+    client = Scripted([*news, record(0)])
+    made = stand(client)
+    with pytest.raises(AccessDenied):
+        made.consumer.receive(0, PATIENCE)
+    (job,) = made.consumer.receive(1, PATIENCE)
+    made.consumer.ack([job])
+    assert client.idle.wait(PATIENCE)
+    assert client.ends == {0: ACCEPT}
+
+
+def test_a_lock_runs_from_before_its_record_was_there(stand):
+    class Slow(Scripted):
+        def poll(self, seconds: float):
+            records = super().poll(seconds)
+            if records:
+                made.now += 10.0
+            return records
+
+    made = stand(None, clients=[client := Slow([record(0)])], starts=False)
+    made.feed.start()
+    (slow,) = made.consumer.receive(1, PATIENCE)
+    made.expire(18.5)
+    assert client.idle.wait(PATIENCE)
+    with pytest.raises(LeaseLost):
+        made.consumer.ack([slow])
 
 
 def test_s057_a_denied_group_is_told_and_a_new_client_is_tried(stand):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, event, select, text
 
 from postroom.consumers.ledger import (
     AlreadyDone,
@@ -24,9 +24,9 @@ from postroom.consumers.ledger import (
     Started,
     Waiting,
 )
-from postroom.outbox.holdups import Holdup
+from postroom.outbox.holdups import Holdup, hold_up, let_go
 from postroom.outbox.parked import Parked
-from postroom.outbox.tables import holdups, outbox
+from postroom.outbox.tables import CHANNEL, holdups, outbox
 from support.ledgers import LEASE, begin, claim, database, finish, open_ledger, pass_time, start, waiting
 
 IN_TURN = Waiting(retry_in=0.0)
@@ -176,6 +176,25 @@ def test_a_handlers_own_transaction_lets_the_next_job_go_together_with_done_or_n
     with engine.begin() as connection:
         book.finish_within(connection, Done(started=again))
     assert in_the_way(engine) == []
+
+
+def test_who_holds_up_nobody_any_more_wakes_the_relays_and_nobody_else_does(postgresql_database_url: str):
+    engine = database(postgresql_database_url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener:
+        driver: Any = listener.connection.driver_connection
+        with engine.begin() as connection:
+            hold_up(connection, [Holdup("emails", "k", "a")])
+        driver.execute(f"LISTEN {CHANNEL}")
+        for job in ("another", "a"):
+            with engine.begin() as connection:
+                let_go(connection, [Holdup("emails", "k", job)])
+                connection.execute(text(f"SELECT pg_notify('{CHANNEL}', '{job} is over')"))
+        heard: list[str] = []
+        while "a is over" not in heard:
+            heard += [notification.payload for notification in driver.notifies(timeout=10, stop_after=1)]
+        driver.execute("UNLISTEN *")
+    engine.dispose()
+    assert heard == ["another is over", "", "a is over"]
 
 
 def test_a_backend_that_holds_jobs_back_itself_keeps_the_order_itself(engine):

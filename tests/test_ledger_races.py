@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from postroom.adapters.errors import Unavailable
-from postroom.consumers.ledger import AlreadyDone, Done, Failed, Finished, Lost, RunningElsewhere, Started
+from postroom.consumers.ledger import AlreadyDone, Done, Failed, Finished, Lost, RunningElsewhere, Started, Waiting
 from postroom.consumers.ledger.entry import Holder
 from postroom.consumers.ledger.round import Round
 from support.ledgers import LEASE, begin, claim, database, finish, open_ledger, pass_time, row, rows, start, waiting
@@ -161,6 +161,13 @@ def test_s092_the_wait_for_a_begin_that_does_not_end_is_bounded_and_costs_nobody
     assert len(waiting(server)) == (0 if native_delay else 1)
     open_round.rollback()
     assert isinstance(begin(book, claim())[0], Started)
+
+
+def test_a_job_whose_key_another_worker_is_just_beginning_holds_up_the_jobs_behind_it(server, open_round):
+    book = open_ledger(server, native_delay=False)
+    [answer] = begin(book, claim(ordering_key="k", ordered=True))
+    assert isinstance(answer, RunningElsewhere)
+    assert begin(book, claim("behind", "behind", ordering_key="k", ordered=True)) == [Waiting(retry_in=0.0)]
 
 
 def test_s092_a_finish_that_is_blocked_for_too_long_says_so_and_can_be_handed_in_again(server):

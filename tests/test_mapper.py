@@ -53,6 +53,12 @@ def order(message: Message) -> MappedJob | None:
     return MappedJob(type="order", key=f"order-{body['order']}", payload={"order_id": body["order"]})
 
 
+def in_line(message: Message) -> MappedJob:
+    """Orders one after the other, whatever their messages say."""
+    number = json.loads(message.body)["order"]
+    return MappedJob(type="order", key=f"order-{number}", payload={"order_id": number}, ordering_key="customer-7")
+
+
 def send(here: Office, body: object, *, id_: str = "theirs-1", **message: Any) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     here.publish(Message(id=id_, queue="q", body=raw, headers={"producer": "shop", "raw": b"\xff"}, **message))
@@ -359,6 +365,30 @@ def test_an_ordered_foreign_queue_keeps_the_order_of_a_key_over_retries_in_the_q
             send(here, {"order": number}, id_=f"theirs-{number}", ordering_key="customer-7")
         here.drain()
         assert seen == ["order-1", "order-1", "order-1", "order-2", "order-3"]
+
+
+@pytest.mark.parametrize("way", ["discarded", "replayed"])
+def test_a_dead_letter_of_an_ordered_foreign_queue_holds_its_mappers_ordering_key_until_a_person_has_decided(tmp_path: Path, way: str) -> None:
+    with office(f"sqlite:///{tmp_path}/postroom.db", Memory(native_delay=False)) as here:
+        here.jobs.mapper(queue="q")(in_line)
+        seen: list[str] = []
+
+        @here.jobs.handler("order", queue=Queue(name="q", foreign=True, ordered=True), max_attempts=1)
+        def handle(_: Order, context: Context) -> None:
+            seen.append(context.job.key)
+            if seen == ["order-1"]:
+                raise RuntimeError("no such address")
+
+        for number in (1, 2):
+            send(here, {"order": number}, id_=f"theirs-{number}")
+            here.drain(concurrency=1)
+        assert seen == ["order-1"]
+        if way == "replayed":
+            assert replay(here) == {Fate.REPLAYED: 1}
+        else:
+            assert len(list(discarded(here.engine, list(letters(places(here.engine, here.adapter, ["q"]), Selection())), "a typo"))) == 1
+        here.drain(concurrency=1)
+        assert seen == {"replayed": ["order-1", "order-1", "order-2"], "discarded": ["order-1", "order-2"]}[way]
 
 
 def test_a_slow_mapper_is_told_of(here: Office, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

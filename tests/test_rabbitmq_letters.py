@@ -14,6 +14,7 @@ import pytest
 
 from postroom.adapters import connect
 from postroom.adapters.errors import ConfigurationError, Unavailable
+from postroom.adapters.rabbitmq.content import republished
 from postroom.adapters.rabbitmq.letters import MAX_REASON
 from postroom.adapters.seam import Message, Queue, Verdict
 from support.rabbit import raw
@@ -203,6 +204,12 @@ def test_s019_a_delay_or_a_name_that_the_broker_would_refuse_does_not_reach_it(r
     consumer.dead_letter(one(consumer), "copied to us, and not for us")
     assert taken_raw(rabbitmq_url, f"{name}.dlq")[0].headers.get("CC") is None
     assert adapter.depth(name)["pending"] == 0
+
+
+@pytest.mark.parametrize(("theirs", "kept"), [("postroom", "postroom"), ("somebody", None), (None, None)])
+def test_a_copy_keeps_no_name_of_a_user_but_the_connections_own(theirs, kept):
+    """RabbitMQ refuses any other, and the letter could never be written."""
+    assert republished(pika.BasicProperties(user_id=theirs), {}, user="postroom").user_id == kept
 
 
 def test_several_queues_may_share_a_graveyard_and_each_sees_its_own(adapter, name):

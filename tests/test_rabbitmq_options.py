@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import threading
 
 import pytest
 
 from postroom.adapters.connect import connect
-from postroom.adapters.errors import ConfigurationError
+from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.adapters.rabbitmq.layout import QueueType
 from postroom.adapters.rabbitmq.options import parse
 from postroom.consumers import Jobs, WorkerSettings
@@ -98,6 +100,7 @@ def test_without_a_word_about_it_a_dead_peer_is_missed_within_a_lease():
         ("amqp://broker?cafile=ca.pem", "option 'cafile' needs amqps:"),
         ("amqps://broker?cafile=/no/such/ca.pem", "can't use /no/such/ca.pem"),
         ("amqp://broker/a/b", "write / as %2F in a vhost"),
+        ("amqp:/broker", "write it like amqp://user:password@host/vhost"),
         ("amqp://", "it names no host"),
         ("amqp://broker:99999", "it names no host, or no port"),
     ],
@@ -113,6 +116,22 @@ def test_no_mistake_shows_the_password_wherever_it_ended_up(mark, place):
     with pytest.raises(ConfigurationError) as mistake:
         connect(f"amqp://shop:{place.format(mark)}@broker:port/vhost?no=option")
     assert SECRET not in str(mistake.value)
+
+
+def test_who_asks_for_tls_where_none_is_spoken_is_told_so():
+    def answer():
+        client, _ = server.accept()
+        with client:
+            client.recv(1000)
+            client.sendall(b"AMQP\x00\x00\x09\x01")
+            client.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        adapter = connect(f"amqps://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(Unavailable, match="no TLS is spoken there: write amqp:"):
+            adapter.depth("emails")
+        adapter.close()
 
 
 def test_neither_does_what_was_understood():

@@ -90,6 +90,16 @@ def test_a_topic_whose_exchange_somebody_else_made_otherwise_is_a_mismatch(rabbi
         adapter.ensure([Queue(name=name, groups=("mail",))])
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("passive", [False, True])
+def test_a_queue_does_not_become_a_topic_nor_a_topic_a_queue_where_one_of_them_would_fill_unread(adapter, name, ordered, passive):
+    adapter.ensure([Queue(name=name, ordered=ordered), Queue(name=f"{name}-topic", ordered=ordered, groups=("mail",))])
+    with pytest.raises(TopologyMismatch, match="expected a topic with groups, but it is there as a queue"):
+        adapter.ensure([Queue(name=name, ordered=ordered, groups=("mail",))], passive=passive)
+    with pytest.raises(TopologyMismatch, match="expected a queue, but it is there as a topic with groups"):
+        adapter.ensure([Queue(name=f"{name}-topic", ordered=ordered)], passive=passive)
+
+
 @pytest.mark.parametrize(("there", "wanted"), [(4, 8), (8, 4)])
 def test_another_number_of_partitions_is_a_mismatch(rabbitmq_url, name, there, wanted):
     first, second = (connect(f"{rabbitmq_url}?partitions={count}") for count in (there, wanted))

@@ -17,9 +17,11 @@ from postroom.adapters import Adapter, Queue, connect
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Message
+from postroom.adapters.sql.types import now
 from postroom.consumers import Jobs, Overdue, Resent, resend
 from postroom.consumers.ledger import AlreadyDone, Done, Failed, Ledger, Started
 from postroom.consumers.ledger.tables import ledger
+from postroom.outbox.again import Again, send_again
 from postroom.outbox.envelope import Envelope, read_envelope
 from postroom.outbox.relay import Relay
 from postroom.outbox.rows import build_row
@@ -33,7 +35,7 @@ HOURLY = Overdue(older_than=HOUR)
 QUEUES = [Queue(name="emails"), Queue(name="steps", ordered=True), Queue(name="orders", groups=("mail", "stock"))]
 
 
-def _send(payload: object) -> None: ...
+def _send(payload: dict[str, int]) -> None: ...
 
 
 @pytest.fixture
@@ -277,6 +279,43 @@ def test_the_groups_that_an_application_declares_are_asked_after_though_none_has
     assert sent_again(engine, "orders.stock") == ["a"]
 
 
+def test_the_retry_of_one_group_of_a_topic_is_sent_again_to_that_group_alone(engine):
+    lost(engine, "a", queue="orders")
+    book = open_ledger(engine, native_delay=False)
+    finish(book, Done(started=started(book, key="a", job="a", queue="orders.mail", group="mail")))
+    given = claim("a", "a", type_="send", body=b"{}", queue="orders.stock", group="stock")
+    [answer] = begin(book, given)
+    finish(book, Failed(started=answer, error="no", delay=0.0, final=False, claim=given))
+    relay(engine, hours=2)
+    with engine.begin() as connection:
+        connection.execute(update(ledger).values(retry_at=ledger.c.retry_at - 2 * HOUR))
+    assert resend(engine, broker(), HOURLY) == [Resent(queue="orders.stock", outstanding=1, overdue=1, on_broker=0, resent=1)]
+    adapter = relay(engine)
+    assert [read_envelope(message).copy for message in messages(adapter, "orders.stock")] == [1]
+    assert messages(adapter, "orders.mail") == []
+
+
+def test_what_another_service_has_done_under_the_same_key_hides_no_job(engine):
+    book = open_ledger(engine)
+    finish(book, Done(started=started(book, key="k", job="theirs", queue="steps", group="other service")))
+    finish(book, Done(started=started(book, key="served", job="served")))
+    enqueue(engine, new_row("ours", "k"))
+    relay(engine, hours=2)
+    resend(engine, broker(), HOURLY)
+    assert sent_again(engine) == ["ours"]
+
+
+def test_s063_a_row_that_has_moved_on_since_it_was_looked_at_is_not_touched(engine):
+    lost(engine, "as it was", "dropped", "sent again")
+    with engine.begin() as connection:
+        seqs = list(connection.execute(select(outbox.c.seq)).scalars())
+        clock = connection.execute(select(now())).scalar_one()
+        connection.execute(update(outbox).where(outbox.c.id == "dropped").values(status="dropped"))
+        connection.execute(update(outbox).where(outbox.c.id == "sent again").values(sent_at=clock + 1.0))
+        assert len(send_again(connection, [Again(seq=seq) for seq in seqs], before=clock)) == 1
+    assert statuses(engine) == {"as it was": "pending", "dropped": "dropped", "sent again": "sent"}
+
+
 def test_two_who_resend_at_once_send_each_job_again_once(engine):
     lost(engine, *(f"job-{number}" for number in range(40)))
     with ThreadPoolExecutor(4) as pool:
@@ -356,4 +395,5 @@ def test_the_command_tells_each_queue_in_json(operator, sqlite_database_url):
 
 
 def test_status_has_a_hint_for_a_job_that_was_sent_long_ago(operator):
-    assert "waits for a worker, 2h since it was sent; `postroom resend` if the broker has lost it" in operator("status", "order-1").stdout
+    said = operator("status", "order-1").stdout
+    assert re.search("waits for a worker, 2h.* since it was sent; `postroom resend` if the broker has lost it", said)

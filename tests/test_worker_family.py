@@ -157,6 +157,17 @@ def test_a_server_that_is_away_is_waited_for_by_those_who_have_reached_it_before
     assert (nursery.family.fault is not None) is given_up
 
 
+def test_a_child_that_is_killed_in_an_outage_does_not_make_it_a_false_start() -> None:
+    nursery = Nursery(1, ready=True)
+    nursery.die_in_a_row(1, UNREACHABLE)
+    nursery.how["ready"] = False
+    nursery.die_in_a_row(START_TRIES, UNREACHABLE)
+    nursery.die_in_a_row(START_TRIES - 1, -signal.SIGKILL)
+    assert nursery.family.fault is None
+    nursery.die_in_a_row(1, -signal.SIGKILL)
+    assert isinstance(nursery.family.fault, Unavailable)
+
+
 @pytest.mark.parametrize(
     ("ready", "exit_code", "level"),
     [(False, -signal.SIGTERM, "INFO"), (True, 0, "INFO"), (True, -signal.SIGTERM, "WARNING"), (False, -signal.SIGKILL, "WARNING")],

@@ -89,7 +89,9 @@ class ClassicFeed:
 
     def start(self) -> None:
         """Join the group."""
-        self._desk.troubles["group"] = Unavailable(f"group {self._group!r}: no partitions are assigned yet")
+        self._desk.troubles["group"] = Unavailable(
+            f"group {self._group!r}: no partitions are assigned yet; those of a vanished member are, when its session times out"
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -98,7 +98,7 @@ _ONLY: Mapping[str, re.Pattern[str]] = {
 _SECRET = re.compile(r"pas+w|passphrase|pwd|secret|pem|\.key$|token|credential", re.IGNORECASE)
 _LOGIN = re.compile(r"s(asl|sl)\.", re.IGNORECASE)
 _HARMLESS = re.compile(
-    r"sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab|min\.time\.before\.relogin)|oauthbearer\.(method|scope|token\.endpoint\.url))|"
+    r"sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab|min\.time\.before\.relogin)|oauthbearer\.(method|scope))|"
     r"ssl\.([a-z.]+\.)?(location|suites|list|stores|algorithm|providers)"
 )
 """Of a login these are shown, and nothing that we don't know: it may be a password whose option has a typo."""

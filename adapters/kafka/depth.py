@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from .faults import MISSING, translated, translating
+from .faults import MISSING, answer_of, translated, translating
 from .reader import partitions_of
 from .share_state import STATE_TOPIC, Progress, as_java_writes_it
 
@@ -46,7 +46,9 @@ def _partitions(admin: AdminClient, topic: str) -> list[TopicPartition]:
 def _offsets(admin: AdminClient, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
     asked = dict.fromkeys(partitions, spec)
     with translating("offsets"):
-        return {place.partition: future.result(PATIENCE).offset for place, future in (admin.list_offsets(asked) if asked else {}).items()}
+        return {
+            place.partition: answer_of(future, PATIENCE, "offsets").offset for place, future in (admin.list_offsets(asked) if asked else {}).items()
+        }
 
 
 def _committed(admin: AdminClient, group: str, partitions: list[TopicPartition]) -> Mapping[int, Progress]:
@@ -54,7 +56,7 @@ def _committed(admin: AdminClient, group: str, partitions: list[TopicPartition])
         return {}
     (future,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, partitions)]).values()
     try:
-        found = future.result(PATIENCE).topic_partitions
+        found = answer_of(future, PATIENCE, f"group {group!r}").topic_partitions
     except KafkaException as failure:
         if failure.args[0].code() in MISSING:
             return {}
@@ -74,7 +76,7 @@ def topic_id_of(admin: AdminClient, topic: str) -> str | None:
     """The identity of a topic, which a new one of the same name does not have; None when it is not there. Raises AccessDenied, Unavailable."""
     (future,) = admin.describe_topics(TopicCollection([topic])).values()
     try:
-        return as_java_writes_it(str(future.result(PATIENCE).topic_id))
+        return as_java_writes_it(str(answer_of(future, PATIENCE, f"topic {topic!r}").topic_id))
     except KafkaException as failure:
         if failure.args[0].code() in MISSING:
             return None

@@ -41,15 +41,14 @@ class Desk:
         """These are over: what waits is dropped, what is held is lost to its holder."""
         for place in places:
             place.over = True
-            if place in self._places[place.source.carrier]:
-                self._places[place.source.carrier].remove(place)
+            self._serve_no_more(place)
         self._held = {token: entry for token, entry in self._held.items() if not entry.place.over}
         self.changed.notify_all()
 
     def empty(self, places: Iterable[Place]) -> None:
         """Hand out nothing more from these: they are about to go."""
         for place in places:
-            self._places[place.source.carrier].remove(place)
+            self._serve_no_more(place)
 
     def take(self, limit: int) -> Sequence[Delivery]:
         """Hand out up to `limit`, as far as the prefetch allows."""
@@ -96,6 +95,10 @@ class Desk:
     def running(self) -> Counter[str]:
         """How many are held, by carrier."""
         return Counter(entry.place.source.carrier for entry in self._held.values())
+
+    def _serve_no_more(self, place: Place) -> None:
+        if place in self._places[place.source.carrier]:
+            self._places[place.source.carrier].remove(place)
 
     def _turn(self, carrier: str) -> bool:
         """Bring the next place with something to take to the front; False when there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -12,8 +12,11 @@ from postroom.adapters.seam import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
-__all__ = ["DENIED", "MISSING", "OVERSIZED", "outcome_of", "translated", "translating", "undeclared"]
+__all__ = ["DENIED", "MISSING", "OVERSIZED", "answer_of", "outcome_of", "translated", "translating", "undeclared"]
+
+Answer = TypeVar("Answer")
 
 DENIED = frozenset(
     {
@@ -89,6 +92,14 @@ def translated(error: KafkaError, place: str) -> PostroomError:
     if error.code() in DENIED:
         return AccessDenied(told)
     return ConfigurationError(told) if error.code() in _MISTAKES else Unavailable(told)
+
+
+def answer_of(future: Future[Answer], seconds: float, place: str) -> Answer:
+    """What the admin client was asked for. Raises KafkaException, and Unavailable when there is no answer for so long."""
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise Unavailable(f"{place}: no answer for {seconds:g} s") from None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from confluent_kafka import AcknowledgeType, KafkaError, KafkaException, ShareCo
 from postroom.adapters.seam import Verdict
 
 from .entry import Entry
-from .faults import DENIED, translated
+from .faults import DENIED, MISSING, translated
 from .shelf import Shelf
 from .wire import ENVELOPE_ID, GROUP, ID, Record, arrived, as_text, headers_of
 
@@ -151,13 +151,25 @@ class ShareFeed:
     def _round(self, client: ShareConsumer, records: Sequence[Raw], late: float) -> None:
         """Hand out, wait, acknowledge every one."""
         places: dict[tuple[str, int], _Acquired] = {}
-        for record in records:
+        acquired = [record for record in records if self._is_acquired(record)]
+        for record in acquired:
             place = places.setdefault(_partition(record), _Acquired(self._sources[record.topic() or ""]))
             self._admit(place, record)
         if places:
             self._wait(places.values(), late)
-        for record in records:
+        for record in acquired:
             client.acknowledge(record, places[_partition(record)].ends.get(record.offset() or 0, AcknowledgeType.RELEASE))
+
+    def _is_acquired(self, record: Raw) -> bool:
+        """Whether it lies somewhere. What does not is news of the group or of a topic: to acknowledge it would end the round for all."""
+        topic, offset = record.topic() or "", record.offset()
+        if topic in self._sources and offset is not None and offset >= 0:
+            return True
+        if (error := record.error()) is not None and error.code() in DENIED | MISSING:
+            self._tell(error, topic if topic in self._sources else "group")
+        else:
+            _log.warning("group %s: %s", self._group, error)
+        return False
 
     def _admit(self, place: _Acquired, record: Raw) -> None:
         """A job goes to the shelf; what is none is acknowledged with its round. Errors are told apart first."""

@@ -13,7 +13,7 @@ from postroom.adapters.errors import ConfigurationError, TopologyMismatch
 
 from .config import LARGEST_RECORD, LETTER_ROOM
 from .depth import waiting
-from .faults import MISSING, translated, translating
+from .faults import MISSING, answer_of, translated, translating
 from .reader import partitions_of
 from .registry import TOPIC, Declared, declared_by
 
@@ -61,7 +61,9 @@ class Topology:
         """Compare all, then make what is missing. Raises TopologyMismatch that names each difference; nothing is changed then."""
         expected = [carrier for queue in queues for carrier in declared_by(queue)]
         if own := sorted({topic for carrier in expected for topic in (carrier.topic, carrier.dead_letter)} & _NOT_FOR_JOBS):
-            raise ConfigurationError(f"{own[0]!r} is no name for a queue here: that topic holds what {'Kafka' if own[0] != TOPIC else 'Postroom'} itself keeps")
+            raise ConfigurationError(
+                f"{own[0]!r} is no name for a queue here: that topic holds what {'Kafka' if own[0] != TOPIC else 'Postroom'} itself keeps"
+            )
         topics = {topic.name: topic for carrier in expected for topic in self._topics(carrier)}
         counts = self._partitions()
         differences = [*self._compare_carriers(expected, counts, passive=passive), *self._compare_topics(topics.values(), counts, passive=passive)]
@@ -207,7 +209,7 @@ class Topology:
 def result_of(future: Future[dict[str, ConfigEntry]], place: str, *, but: int | None = None) -> dict[str, ConfigEntry]:
     """What the cluster says of `place`, within 15 s; nothing for an error with the code `but`. Raises our errors for all others."""
     try:
-        return future.result(PATIENCE)
+        return answer_of(future, PATIENCE, place)
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if error.code() != but:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from postroom.adapters.seam import Header
 
 __all__ = ["ENVELOPE_ID", "GROUP", "ID", "RESERVED", "Arrived", "Pair", "Record", "arrived", "as_text", "headers_of", "place_of", "record_of"]
+
+_log = logging.getLogger("postroom.kafka")
 
 ENVELOPE_ID = "postroom-id"
 ID = "postroom-message-id"
@@ -76,8 +79,13 @@ def arrived(record: confluent_kafka.Message[Any, Any], queue: str) -> Arrived:
 
 
 def headers_of(record: confluent_kafka.Message[Any, Any]) -> list[Pair]:
-    """The headers of a record, in order, as they travelled."""
-    return cast("list[Pair]", record.headers() or [])
+    """The headers of a record, in order, as they travelled; none of one that has a name which is no UTF-8: the client library can't show those."""
+    try:
+        return cast("list[Pair]", record.headers() or [])
+    except (UnicodeDecodeError, SystemError) as error:  # it sets the one, and raises the other for having set it
+        record.set_headers([])  # or the next look would find what it has left half made
+        _log.warning("%s[%s] at %s: its headers can't be read: %s", record.topic(), record.partition(), record.offset(), error.__cause__ or error)
+        return []
 
 
 def place_of(record: confluent_kafka.Message[Any, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import struct
 import threading
 from collections import deque
@@ -249,6 +250,8 @@ def _said(error: BaseException) -> str:
     """What went wrong, out of pika's wrappings: errors in errors, and errors as text."""
     if isinstance(error, IncompatibleProtocolError):
         return "it hung up at once: no RabbitMQ is there, or only behind TLS (amqps:)"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "no TLS is spoken there: write amqp:, or name the port for TLS (5671)"
     inner = getattr(error, "exceptions", ())[-1:] or (getattr(error, "exception", None), *error.args)
     for cause in inner:
         if isinstance(cause, BaseException):

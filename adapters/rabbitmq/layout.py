@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Queue
 
-__all__ = ["LANES", "Binding", "Carrier", "Exchange", "Layout", "QueueType", "lane_key", "layout", "partition_for", "published_to"]
+__all__ = ["LANES", "Binding", "Carrier", "Exchange", "Layout", "QueueType", "lane_key", "layout", "partition_for", "published_to", "topic_exchange"]
 
 LANES = 32
 """Into how many lanes the keys of an ordered queue are hashed, for ever; the most partitions that it can have."""
@@ -127,7 +127,7 @@ def layout(queue: Queue, exchange: str, partitions: int, queue_type: QueueType) 
         raise ConfigurationError(f"queue {queue.name!r}: on RabbitMQ a foreign queue is one queue, neither ordered nor with groups")
     carriers = _carriers(queue, partitions)
     ours = tuple(carrier for carrier in carriers if not carrier.retries)
-    topic = Exchange(f"{exchange}.{queue.name}", "direct" if queue.ordered else "fanout")
+    topic = topic_exchange(queue, exchange)
     queues: dict[str, Mapping[str, Any]] = {carrier.dead_letter: _graveyard(queue_type) for carrier in carriers}
     for carrier in ours:
         queues |= dict.fromkeys(reversed(carrier.queues), _arguments(carrier, queue_type))
@@ -138,6 +138,11 @@ def layout(queue: Queue, exchange: str, partitions: int, queue_type: QueueType) 
         queues=queues,
         bindings=tuple(_bindings(queue, ours, exchange, topic.name)),
     )
+
+
+def topic_exchange(queue: Queue, exchange: str) -> Exchange:
+    """The exchange that a topic has, or would have, behind that of all queues."""
+    return Exchange(f"{exchange}.{queue.name}", "direct" if queue.ordered else "fanout")
 
 
 def _lane(ordering_key: str | None, message_id: str) -> int:

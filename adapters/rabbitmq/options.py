@@ -189,6 +189,8 @@ def parse(url: str) -> Options:
 def _split(url: str) -> SplitResult:
     """Errors quote nothing of a URL whose password may have ended up in the wrong part of it."""
     parts = urlsplit(url)
+    if not url.partition(":")[2].startswith("//"):
+        raise ValueError("write it like amqp://user:password@host/vhost")
     if "@" in parts.path or parts.fragment or ("@" in parts.query and "@" not in parts.netloc):
         raise ValueError("write / as %2F, ? as %3F, # as %23 and @ as %40 in user, password and vhost")
     return parts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from postroom.adapters.errors import ConfigurationError, TopologyMismatch
 from postroom.adapters.seam import retries_of
 
-from .layout import LANES, Carrier, layout
+from .layout import LANES, Carrier, layout, topic_exchange
 from .refusals import ACCESS_REFUSED, LOCKED, NOT_FOUND, PRECONDITION_FAILED, Refusal, actual_value, mismatch, translated
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Topology:
         Raises TopologyMismatch before anything is changed; AccessDenied where this user may not declare.
         """
         plans = [layout(queue, self._options.exchange, self._options.partitions, self._options.queue_type) for queue in queues]
-        for plan in plans:
+        for queue, plan in zip(queues, plans, strict=True):
+            _compare_kind(channel, queue, self._options.exchange)
             _compare(channel, plan, passive=passive)
         if not passive:
             for plan in plans:
@@ -82,6 +83,26 @@ def _compare(channel: Channel, plan: Layout, *, passive: bool) -> None:
         _compare_order(channel, carrier)
     for name, arguments in plan.queues.items():
         _compare_queue(channel, name, arguments, passive=passive)
+
+
+def _compare_kind(channel: Channel, queue: Queue, exchange: str) -> None:
+    """A queue and a topic of one name would both be given each message, and nobody would read what the other one gets."""
+    if queue.groups:
+        plain = Carrier(name=queue.name, partitions=int(queue.ordered), dead_letter="").queues[0]
+        if count(channel, plain) is not None:
+            raise TopologyMismatch(f"queue {queue.name!r}: expected a topic with groups, but it is there as a queue")
+    elif not queue.foreign and _is_there(channel, topic_exchange(queue, exchange)):
+        raise TopologyMismatch(f"queue {queue.name!r}: expected a queue, but it is there as a topic with groups")
+
+
+def _is_there(channel: Channel, exchange: Exchange) -> bool:
+    try:
+        channel.ask("exchange_declare", exchange=exchange.name, exchange_type=exchange.type, passive=True)
+    except Refusal as refusal:
+        if refusal.code == NOT_FOUND:
+            return False
+        raise translated(refusal) from None
+    return True
 
 
 def count(channel: Channel, queue: str) -> int | None:

@@ -86,19 +86,18 @@ class Choice:
     application: str | None
     limit: int | None
 
-    def require(self, *, everything: bool) -> None:
-        """Refuse to act on all letters of all queues unless that was said."""
+    def require(self, *, everything: bool | None = None) -> None:
+        """Refuse to act on all letters of all queues unless that was said; None: it can't be said."""
         if not (everything or self.names or self.queues or self.types or self.error or self.source):
-            raise click.UsageError("which ones? Name them (id or key), or choose with --queue, --type, --error or --source, or say --all")
+            or_all = "" if everything is None else ", or say --all"
+            raise click.UsageError(f"which ones? Name them (id or key), or choose with --queue, --type, --error or --source{or_all}")
 
 
 def _choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a subcommand the options by which letters are chosen, as one `choice`, and where to look, as `settings`."""
 
     @click.argument("names", nargs=-1, metavar="[ID|KEY]...")
-    @click.option(
-        "--queue", "queues", multiple=True, metavar="QUEUE", help="Only this queue's; may be repeated.  [default: all that the broker knows]"
-    )
+    @click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Only this queue's; may be repeated.  [default: all that are known]")
     @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only jobs of this type; may be repeated.")
     @click.option("--error", default="", metavar="TEXT", help="Only those whose error has this text in it.")
     @click.option("--source", type=click.Choice(["queue", "outbox"]), help="Only the queues' dead letters, or only the outbox's parked rows.")
@@ -171,7 +170,7 @@ Exit code 1 when what is named is not there.
 @as_json
 def show(settings: Settings, choice: Choice, *, json: bool) -> int | None:
     """Show all about dead letters, payload and headers included."""
-    choice.require(everything=False)
+    choice.require()
     with _open(settings, choice) as chosen:
         found = [letter for _, letter in chosen.letters()]
     for letter in found:
@@ -199,7 +198,10 @@ until it is done; so a worker must be running. If it fails again, the others sta
 @click.option("--canary-timeout", type=duration, default="30s", show_default=True, metavar="DURATION", help="How long the first one is watched.")
 @as_json
 def replay(settings: Settings, choice: Choice, *, everything: bool, canary: bool, canary_timeout: float, json: bool) -> int | None:
-    """Send dead letters on their way again, each with all its attempts before it."""
+    """Send dead letters on their way again.
+
+    Each has all its attempts before it.
+    """
     choice.require(everything=everything)
     with _open(settings, choice) as chosen:
         meant = mark(chosen.engine, chosen.letters())

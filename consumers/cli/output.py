@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-__all__ = ["COLOURS", "ago", "clock", "countdown", "echo_json", "moment", "progress", "table", "visible"]
+__all__ = ["COLOURS", "LOG_FORMAT", "ago", "clock", "countdown", "echo_json", "moment", "progress", "table", "visible"]
 
 COLOURS = {"done": "green", "sent": "green", "failed": "red", "parked": "red", "running": "yellow", "abandoned": "yellow", "pending": "cyan"}
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _WHOLE = {"FOR EXAMPLE", "ID", "JOB", "KEY", "QUEUE", "SINCE", "STATUS", "TYPE"}
 """Columns that are copied or compared: never broken over lines; what is said in words makes room for them."""
 _STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))

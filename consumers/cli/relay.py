@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,7 @@ from .connect import broker, database
 from .exits import NO
 from .held import held, reasons
 from .options import Settings, as_json, connections
-from .output import countdown, echo_json
+from .output import LOG_FORMAT, countdown, echo_json
 from .signals import until_signalled
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def command(settings: Settings, extent: str | None, *, json: bool) -> int:
 
 
 def _run(relay: Relay) -> int:
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     with until_signalled() as stopping:
         click.echo("postroom: the relay runs; Ctrl-C stops it", err=True)
         relay.run(stopping)
@@ -64,7 +66,7 @@ def _finite(engine: Engine, relay: Relay, extent: str, *, json: bool) -> int:
     with countdown("relay", lambda: _due(engine)):
         result = relay.run_once() if extent == "once" else relay.drain()
     if result.outage:
-        raise Unavailable(f"the broker gives no answer: {result.outage}")
+        raise Unavailable(result.outage)
     waiting = held(engine)
     counts = {"sent": result.sent, "parked": result.parked, "held": sum(waiting.values())}
     if json:

@@ -70,7 +70,10 @@ Example:
 @as_json
 @connections
 def check(settings: Settings, *, json: bool) -> int | None:
-    """Compare with what is there: exit code 1, and a line for each difference with what mends it."""
+    """Compare with what is there.
+
+    Exit code 1 where it differs, and a line for each difference with what mends it.
+    """
     code = None
     for engine, where in _engines(settings):
         drift = [said] if (said := missing_file(where)) else schema.check(engine)

@@ -35,7 +35,7 @@ The columns:
   RUNNING    on the broker, held by a worker
   DEAD       dead letters: `postroom dead list`
   DONE       keys whose work is done, as far back as the ledger remembers
-  FAILED     keys whose work was given up
+  FAILED     keys whose work was given up, discarded ones too
 
 The lag is how long the oldest row that is due has waited for a relay.
 

@@ -23,7 +23,7 @@ from .connect import broker, database
 from .exits import NO
 from .held import held_after, reasons
 from .options import Settings, as_json, connections, duration
-from .output import countdown, echo_json
+from .output import LOG_FORMAT, countdown, echo_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,7 +87,7 @@ def command(settings: Settings, application: str, *, processes: int, log_level: 
     wanted = WorkerSettings(relay=RelayOptions() if relay else None, **options)
     has_bar = wanted.drain and log_level is None and sys.stderr.isatty()  # log lines would tear it
     level = logging.CRITICAL if has_bar else logging.getLevelNamesMapping()[(log_level or "info").upper()]
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=level, format=LOG_FORMAT)
     run = _here if scheme_of(settings.broker_url) == "memory" else partial(_in_processes, application, log_level=level)
     with database(settings, connections=wanted.concurrency + 4) as engine, _bar(settings, jobs, wanted) if has_bar else nullcontext():
         schema.require(engine, (ledger, *outbox.TABLES))  # the processes wait for a database that goes away later; at the start somebody looks on

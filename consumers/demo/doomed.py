@@ -5,6 +5,7 @@ It is the worker of `postroom work`, in one process. Only the broker's `ack` is 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any, cast
@@ -55,6 +56,7 @@ class _Doomed:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="   (%(message)s)")  # an aside in the story
     database, broker = os.environ["POSTROOM_DATABASE"], os.environ["POSTROOM_BROKER"]
     settings = WorkerSettings(concurrency=1, lease=LEASE, relay=None)
     Worker(jobs, open_engine(database, pool_size=8), cast("Adapter", _Doomed(connect(broker))), settings).run(Stop())

@@ -25,7 +25,7 @@ _LEASED = Fate("to the broker the job still runs", f"A second worker waits until
 _FATES = {
     "rabbitmq": Fate(
         "RabbitMQ sees its connection\ndie, and puts the job back into the queue",
-        "A second worker is given the job again at once.",
+        "A second worker starts, and is given the job again at once.",
     ),
     "kafka (classic)": Fate(
         "its group has not committed\nthe job's offset",

@@ -39,7 +39,7 @@ def checkout(session: Session, order_id: int) -> None:  # in the service's own t
     outbox.enqueue(session, "send-receipt", Receipt(order_id), key=f"order-{order_id}")
 
 
-@jobs.handler("send-receipt", queue="emails", max_attempts=5)
+@jobs.handler("send-receipt", queue="emails", max_attempts=5, timeout=10)
 def send_receipt(receipt: Receipt, context: Context) -> None:
     context.session.add(SentEmail(order_id=receipt.order_id))  # commits together with `done`, or not at all
 

@@ -124,7 +124,8 @@ class Story:
             raise PostroomError(f"the second worker ended with exit code {worker.returncode}:\n{worker.stderr}")
         self.tell(
             f"{fate_on(self.adapter.capabilities).missed}\n"
-            f"The ledger says that order {order} is done: it acknowledges, and runs nothing. That took {time.monotonic() - began:.1f} s."
+            f"The ledger says that order {order} is done: it acknowledges, and runs nothing.\n"
+            f"That took {time.monotonic() - began:.1f} s, with the start of the worker."
         )
         self._show(order)
 

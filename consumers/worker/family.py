@@ -128,20 +128,20 @@ class Family:
         now = self._clock()
         place.failures = place.failures + 1 if now - place.start_at < YOUNG else 0
         place.child, place.start_at = None, now + (RESTART.delay(place.failures, self._rng) if place.failures else 0.0)
-        place.false_starts = 0 if child.ready else place.false_starts + 1
         self.worked = self.worked or child.ready
+        waited = self.worked and child.exit_code == UNREACHABLE  # an outage that came after the first of them is waited for
+        place.false_starts = 0 if child.ready or waited else place.false_starts + 1
         self.fault = self.fault or (None if self.ending else self._fault(child, place.false_starts))
         log = _log.info if self.ending and _as_told(child) else _log.warning
         log("child %d ended with %s", child.pid, child.ending)
 
     def _fault(self, child: Child, false_starts: int) -> PostroomError | None:
-        """What the end of this child says of all others; an outage that came later than the first of them is waited for."""
+        """What the end of this child says of all others."""
         if child.exit_code == UNEQUIPPED:
             return MissingExtra("a handler needs a library that is not installed here; the log of its process says which")
         if child.exit_code == REFUSED and not child.ready:
             return ConfigurationError("a worker process can't work with this configuration; its log says why")
-        waits = self.worked and child.exit_code == UNREACHABLE
-        if false_starts < START_TRIES or waits or any(other.ready for other in self.children):
+        if false_starts < START_TRIES or any(other.ready for other in self.children):
             return None
         return Unavailable(f"no worker process can start: {false_starts} in a row ended before they were ready, the last with {child.ending}")
 

@@ -98,6 +98,8 @@ class Receiver:
             _log.warning("can't receive (failure %d): %s", self._failures, error)
             self._closed.wait(OUTAGE.delay(self._failures, self._rng))
             return ()
+        if self._failures:
+            _log.info("receiving again after %d failures", self._failures)
         self._failures = 0
         self._marks.polled(self._clock())
         return deliveries

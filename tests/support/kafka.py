@@ -58,9 +58,22 @@ class Mock:
         self.url = f"kafka://{self.servers}?{QUICKER}&allow.auto.create.topics=true"
         self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0})
 
-    def produce(self, topic: str, *values: bytes | None, partition: int = 0, key: bytes | None = None) -> None:
+    def produce(self, topic: str, *values: bytes | None, partition: int = 0, key: bytes | None = None, headers: Sequence[Any] = ()) -> None:
         for value in values:
-            self._producer.produce(topic, value, key, partition=partition)
+            self._producer.produce(topic, value, key, partition=partition, headers=[*headers])
+        assert self._producer.flush(PATIENCE) == 0
+
+    def produce_unreadable(self, topic: str, value: bytes) -> None:
+        """A record with a header whose name is no UTF-8, which only programs in other languages can make."""
+        handle = ctypes.c_void_p.from_address(id(self._producer) + object.__basicsize__)
+        named, valued, copied, headed = (
+            (1, topic.encode()),
+            (4, value, ctypes.c_size_t(len(value))),
+            (7, 2),
+            (9, b"bad\xff", b"v", ctypes.c_ssize_t(1)),
+        )
+        place = (3, ctypes.c_int32(0))
+        assert ctypes.CDLL(_library()).rd_kafka_producev(handle, *named, *place, *valued, *copied, *headed, 0) == 0
         assert self._producer.flush(PATIENCE) == 0
 
     def committed(self, topic: str, partition: int = 0) -> int:
