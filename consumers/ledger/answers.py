@@ -100,7 +100,7 @@ class RunningElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled:
-    """A stale copy: a newer copy of this job is on its way or was here already: ack."""
+    """A stale copy: a newer copy of this job is on its way or was here already, or a person has discarded the job: ack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

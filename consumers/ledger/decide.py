@@ -5,7 +5,7 @@ What `begin` answers to a claim on a key that has a row (first line that fits):
 | the row                      | the claim                                      | answer            | the row then                |
 |------------------------------|------------------------------------------------|-------------------|-----------------------------|
 | failed, then discarded       | another job, or newer replay                   | start             | as new, then running        |
-| failed, then discarded       | same job                                       | Exhausted         | unchanged                   |
+| failed, then discarded       | same job                                       | RetryScheduled    | unchanged                   |
 | any other                    | another payload                                | Conflict          | unchanged                   |
 | done                         | any                                            | AlreadyDone       | unchanged                   |
 | any other                    | same job, older replay or copy                 | RetryScheduled    | unchanged                   |
@@ -123,7 +123,7 @@ def _is_stale(entry: Entry, envelope: Envelope) -> bool:
 
 def _begin_free(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:
     if entry.job_id == claim.envelope.id and claim.envelope.replays <= entry.replays:  # a twin of the message that was discarded
-        return Verdict(_exhausted(entry))
+        return Verdict(RetryScheduled())
     return _start(taken_over(entry, claim.digest), claim, holder, now)
 
 

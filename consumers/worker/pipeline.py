@@ -110,7 +110,7 @@ class Pipeline:
                 work.alone = True
                 self._buffer.put_first([work])
             case AlreadyDone() | RetryScheduled():
-                _log.info("%s: %s", work, "done before, acked" if isinstance(answer, AlreadyDone) else "a newer copy of it exists, acked")
+                _log.info("%s: acked, %s", work, "done before" if isinstance(answer, AlreadyDone) else "a newer copy exists, or it was discarded")
                 self._ack([work], "duplicates")
             case RunningElsewhere() | Waiting():
                 self._defer(work, answer.retry_in)
