@@ -235,6 +235,15 @@ def test_a_relay_is_stopped_by_a_signal(here: Path, number: int, code: int):
         assert relay.wait(timeout=60) == code
 
 
+def test_what_a_relay_logs_has_its_time_and_level(here: Path):
+    enqueue(here, 4711)
+    with running("--broker", "amqp://127.0.0.1:1", "relay", cwd=here) as relay:
+        relay.stderr.readline()
+        line = relay.stderr.readline()
+        relay.terminate()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ WARNING postroom\.\S+ relay \S+: degraded, trying again: can't connect to RabbitMQ", line)
+
+
 def test_work_sends_the_emails_and_ends_when_all_is_quiet(here: Path):
     for order in (4711, 4712):
         enqueue(here, order)

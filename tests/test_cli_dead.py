@@ -6,13 +6,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from sqlalchemy import text
 
 import postroom.consumers.tables
+from postroom.adapters.seam import Message
 from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import open_engine
+from postroom.consumers.cli.dead import require_one_meaning
+from postroom.consumers.dead import Letter
 from postroom.outbox import Outbox
+from postroom.outbox.envelope import Envelope
 from support.command import environment, postroom
 
 APPS = Path(__file__).parent / "apps"
@@ -98,6 +103,24 @@ def test_dead_letters_from_the_first_look_to_the_last(desk: Desk):
     assert desk.mails == ["ann"]
     empty = desk("dead", "list")
     assert (empty.stdout, empty.stderr) == ("", "postroom: no dead letters\n")
+
+
+def letter_in(queue: str, number: str, key: str = "") -> Letter:
+    envelope = Envelope(id=f"job-{queue}-{key}", type="send-mail", key=key, ordering_key=key, queue=queue) if key else None
+    message = Message(id="m", queue=queue, body=b"")
+    return Letter(source="queue", queue=queue, id=number, message=message, error="", attempts=1, died_at=0.0, envelope=envelope)
+
+
+@pytest.mark.parametrize("other", [letter_in("invoices", "3"), letter_in("invoices", "0", key="3"), letter_in("mails", "0", key="3")])
+def test_a_number_that_names_another_letter_too_is_not_acted_on(other: Letter):
+    """A letter's id on Kafka is a number, and each queue counts its own."""
+    with pytest.raises(click.UsageError, match=r"'3' names 2 letters, in .*: choose with --queue"):
+        require_one_meaning(["3"], [letter_in("mails", "3"), other])
+    require_one_meaning(["3"], [letter_in("mails", "3")])
+
+
+def test_a_key_names_all_letters_about_it():
+    require_one_meaning(["order-1"], [letter_in("mails", "3", key="order-1"), letter_in("invoices", "3", key="order-1")])
 
 
 def test_who_names_no_letter_is_asked_which(desk: Desk):

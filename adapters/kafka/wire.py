@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import lru_cache
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
@@ -30,6 +31,9 @@ RESERVED = frozenset({ID, TYPES, GROUP})
 """Headers of the adapter's own: no message that is delivered shows them."""
 
 Pair = tuple[str, str | bytes | None]
+
+_look_at_headers = methodcaller("headers")
+"""Called from C its result is always checked. From warm code the error that the library leaves set would come up anywhere later."""
 
 _CODES = {int: "int", bool: "bool", bytes: "bytes"}
 
@@ -81,7 +85,7 @@ def arrived(record: confluent_kafka.Message[Any, Any], queue: str) -> Arrived:
 def headers_of(record: confluent_kafka.Message[Any, Any]) -> list[Pair]:
     """The headers of a record, in order, as they travelled; none of one that has a name which is no UTF-8: the client library can't show those."""
     try:
-        return cast("list[Pair]", record.headers() or [])
+        return cast("list[Pair]", _look_at_headers(record) or [])
     except (UnicodeDecodeError, SystemError) as error:  # it sets the one, and raises the other for having set it
         record.set_headers([])  # or the next look would find what it has left half made
         _log.warning("%s[%s] at %s: its headers can't be read: %s", record.topic(), record.partition(), record.offset(), error.__cause__ or error)

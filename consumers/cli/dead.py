@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from postroom.adapters.seam import Adapter
     from postroom.consumers.dead import Letter, Place
 
-__all__ = ["command"]
+__all__ = ["command", "require_one_meaning"]
 
 NONE = "no dead letters"
 CONFLICT = (
@@ -72,6 +72,24 @@ class Chosen:
     def letters(self) -> Iterator[tuple[Place, Letter]]:
         """Read them."""
         return letters(self.places, self.selection)
+
+    def meant(self) -> Iterator[tuple[Place, Letter]]:
+        """Read them to act on them. Raises UsageError for a name that may be meant in two ways."""
+        if not self.selection.names:
+            return self.letters()
+        found = list(self.letters())
+        require_one_meaning(self.selection.names, [letter for _, letter in found])
+        return iter(found)
+
+
+def require_one_meaning(names: Iterable[str], found: Sequence[Letter]) -> None:
+    """Raise UsageError where a letter's id is also another's, or another's key: on Kafka it is a number, and each queue counts its own."""
+    for name in names:
+        called = [letter for letter in found if name in letter.names]
+        by_id = [letter for letter in called if letter.id == name and not (letter.envelope and name in {letter.envelope.id, letter.envelope.key})]
+        if by_id and len(called) > 1:
+            where = ", ".join(sorted({letter.queue for letter in called}))
+            raise click.UsageError(f"{name!r} names {len(called)} letters, in {where}: choose with --queue, or name the job")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +222,7 @@ def replay(settings: Settings, choice: Choice, *, everything: bool, canary: bool
     """
     choice.require(everything=everything)
     with _open(settings, choice) as chosen:
-        meant = mark(chosen.engine, chosen.letters())
+        meant = mark(chosen.engine, chosen.meant())
         if not meant:
             return _nothing(choice)
         ledger = Ledger(chosen.engine, worker="postroom dead replay", lease=30.0, native_delay=chosen.adapter.capabilities.native_delay)
@@ -235,7 +253,7 @@ def discard(settings: Settings, choice: Choice, *, everything: bool, reason: str
     choice.require(everything=everything)
     count = 0
     with _open(settings, choice) as chosen, progress("discard") as more:
-        for letter in discarded(chosen.engine, list(chosen.letters()), reason):
+        for letter in discarded(chosen.engine, list(chosen.meant()), reason):
             count += 1
             more(1)
             if json:
