@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, func, literal_column, select, union_all
+from sqlalchemy import Label, bindparam, func, literal, select, union_all
 from sqlalchemy.exc import IntegrityError
 
 from postroom.adapters.errors import Closed, ConfigurationError
@@ -39,9 +39,10 @@ MAX_NAME = 200
 
 _COUNTED = (PENDING, RUNNING, FAILED)
 _MINE = jobs.c.queue == bindparam("carrier", type_=Key(MAX_QUEUE))
-_STATUSES = (select(status.label("status"), func.count().label("count")).where(_MINE, jobs.c.status == status) for status in _COUNTED)
-_WAITING = select(literal_column("'blocked'"), func.count().label("count")).where(_MINE, jobs.c.status == PENDING, jobs.c.line.in_(FAILED_LINES))
-_DEPTH = union_all(*_STATUSES, _WAITING.having(func.count() > 0))
+_COUNT: Label[int] = func.count().label("count")
+_STATUSES = (select(status.label("status"), _COUNT).where(_MINE, jobs.c.status == status) for status in _COUNTED)
+_BLOCKED = select(literal("blocked"), _COUNT).where(_MINE, jobs.c.status == PENDING, jobs.c.line.in_(FAILED_LINES)).having(func.count() > 0)
+_DEPTH = union_all(*_STATUSES, _BLOCKED)
 
 
 class SqlAdapter:
