@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
@@ -149,7 +150,15 @@ def check(options: Options) -> None:
         else:
             _check_heartbeat(consumer_config(options, "postroom-check"))
     except (KafkaException, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{_said(error)}. The configuration would be: {_all_shown(options)}") from None
+        raise ConfigurationError(f"{_missing_file(options) or _said(error)}. The configuration would be: {_all_shown(options)}") from None
+
+
+def _missing_file(options: Options) -> str | None:
+    """OpenSSL's words for it would tell nobody."""
+    missing = (
+        f"{name}={value}: there is no such file" for name, value in options.client.items() if name.endswith(".location") and not Path(value).exists()
+    )
+    return next(missing, None)
 
 
 def _check_heartbeat(final: Config) -> None:
