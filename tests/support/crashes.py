@@ -195,12 +195,13 @@ class Scene:
         return next((line["at"] - killed["at"] for line in others if line["at"] >= killed["at"]), None)
 
     def is_over(self) -> bool:
-        """Whether each job has ended, the victim's message has come again, and nobody has anything in hand; twice in a row."""
+        """Whether each job has ended, the victim's message has come again, all is sent, and nobody has anything in hand; twice in a row."""
         return self._is_over() and not time.sleep(0.3) and self._is_over()
 
     def _is_over(self) -> bool:
         ended_all = set(self.entries()) == set(self.keys) and all(row.status in {"done", "failed"} for row in self.entries().values())
-        return ended_all and self.after_the_kill("received") is not None and not self.depth["pending"] and not self._in_hand()
+        at_rest = not (self.left_in_the_outbox() or self.depth["pending"] or self._in_hand())
+        return ended_all and self.after_the_kill("received") is not None and at_rest
 
     def _in_hand(self) -> Counter[str]:
         """What the living have received and not settled."""
