@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """`ours` and `plain` each do the same work once and return how many units of it they did in a second."""
+    """`ours` and `plain` each do the same work once and return how many units of it they did in a second. `goal`: a ratio to reach."""
 
     name: str
     unit: str
-    goal: str
     ours: Callable[[], float]
     plain: Callable[[], float]
+    goal: str = ""
 
 
 class LeftOut(Exception):
@@ -38,8 +38,9 @@ class Figure:
     @property
     def line(self) -> str:
         spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f}"
+        goal = f"; goal {self.pair.goal}" if self.pair.goal else ""
         rates = f"{self.ours:>10,.0f} {self.plain:>10,.0f} {self.pair.unit:<8}"
-        return f"{self.pair.name:<50} {rates} x {self.ratio:.2f} ({spread}; goal {self.pair.goal})"
+        return f"{self.pair.name:<50} {rates} x {self.ratio:.2f} ({spread}{goal})"
 
 
 def measure(pair: Pair, rounds: int) -> Figure:
