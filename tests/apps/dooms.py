@@ -63,6 +63,7 @@ def wait_for_company() -> None:
     flag("waiting").touch()
     while not flag("struck").exists() and len(held()) < PLAN.company and time.monotonic() < late:
         time.sleep(0.01)
+    note("company", held=held())
 
 
 def held() -> Sequence[str]:
