@@ -97,8 +97,7 @@ class ClassicFeed:
     def stop(self) -> None:
         """Commit what is done and leave the group; the thread ends soon."""
         self._stopping.set()
-        with self._desk.changed:
-            self._desk.changed.notify_all()
+        self._desk.wake()
 
     def wait(self, patience: float) -> None:
         """Wait for the end of the thread."""
@@ -215,12 +214,7 @@ class ClassicFeed:
 
     def _tell(self, key: str, error: KafkaError, place: str) -> None:
         """Once to the log, and to each `receive` until it is over."""
-        told = translated(error, place)
-        if str(told) != str(self._desk.troubles.get(key)):
-            _log.error("%s", told)
-        with self._desk.changed:
-            self._desk.troubles[key] = told
-            self._desk.changed.notify_all()
+        self._desk.tell(key, translated(error, place))
         if error.code() in DENIED:
             self.joined.set()  # more is not to be known by waiting
 

@@ -7,7 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from postroom.adapters.errors import Closed, ConfigurationError, LeaseLost
+from postroom.adapters.consuming import require_held, require_usable
+from postroom.adapters.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import threading
@@ -88,7 +89,7 @@ class KafkaConsumer:
             self._require_open()
             entry = self._desk.pick_up(delivery)
         if entry is None:
-            _raise_for([delivery])
+            require_held([delivery])
             return
         try:
             self._bury(replace(entry, attempts=delivery.attempts + 1), reason)
@@ -99,7 +100,7 @@ class KafkaConsumer:
         with self._desk.changed:
             lost = entry.place.over
             self._desk.end(entry, buried=True)
-        _raise_for([delivery] if lost else [])
+        require_held([delivery] if lost else [])
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> None:
         """Nothing to do."""
@@ -136,7 +137,7 @@ class KafkaConsumer:
                     lost.append(delivery)
                 else:
                     step(entry)
-        _raise_for(lost)
+        require_held(lost)
 
     def _raise_trouble(self) -> None:
         if troubles := [*self._desk.troubles.values()]:
@@ -144,13 +145,4 @@ class KafkaConsumer:
             raise type(newest)(str(newest))
 
     def _require_open(self) -> None:
-        if self.closed:
-            raise Closed("this consumer is closed")
-        if self._pid != os.getpid():
-            raise Closed(f"this consumer belongs to process {self._pid}: a forked child must call consume() itself")
-
-
-def _raise_for(lost: Sequence[Delivery]) -> None:
-    if lost:
-        names = ", ".join(delivery.message.id for delivery in lost)
-        raise LeaseLost(f"no longer held by this consumer: {names}", lost)
+        require_usable(closed=self.closed, pid=self._pid)

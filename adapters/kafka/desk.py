@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from threading import Condition
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Desk"]
 
+_log = logging.getLogger("postroom.kafka")
+
 
 class Desk:
-    """All places of one consumer and all deliveries that it holds, under one lock: every method is called with `changed` held."""
+    """All places of one consumer and all deliveries that it holds, under one lock: all but `tell` and `wake` are called with `changed` held."""
 
     def __init__(self, carriers: Iterable[str], turns: Turns, prefetch: int) -> None:
         self.changed = Condition()
@@ -32,6 +35,19 @@ class Desk:
         self._prefetch = prefetch
         self._places: dict[str, deque[Place]] = {carrier: deque() for carrier in carriers}
         self._held: dict[object, Entry] = {}
+
+    def tell(self, key: str, trouble: PostroomError) -> None:
+        """It keeps jobs from coming: told once to the log, and to each `receive` until it is over."""
+        if str(trouble) != str(self.troubles.get(key)):
+            _log.error("%s", trouble)
+        with self.changed:
+            self.troubles[key] = trouble
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Let whoever waits here look again: something outside of the books has changed."""
+        with self.changed:
+            self.changed.notify_all()
 
     def open(self, place: Place) -> None:
         """Records may come from here."""

@@ -111,8 +111,7 @@ class ShareFeed:
     def stop(self) -> None:
         """Acknowledge what is settled, release the rest, leave."""
         self._stopping.set()
-        with self._desk.changed:
-            self._desk.changed.notify_all()
+        self._desk.wake()
 
     def wait(self, patience: float) -> None:
         """Wait for the end of the thread."""
@@ -242,12 +241,7 @@ class ShareFeed:
         self._looked_at = self._clock()
 
     def _tell(self, error: KafkaError, key: str = "group") -> None:
-        told = translated(error, f"topic {key!r}" if key in self._sources else f"group {self._group!r}")
-        if str(told) != str(self._desk.troubles.get(key)):
-            _log.error("%s", told)
-        with self._desk.changed:
-            self._desk.troubles[key] = told
-            self._desk.changed.notify_all()
+        self._desk.tell(key, translated(error, f"topic {key!r}" if key in self._sources else f"group {self._group!r}"))
         if error.code() in DENIED:
             self.joined.set()  # more is not to be known by waiting
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from postroom.adapters import machine
-from postroom.adapters.errors import Closed, ConfigurationError, LeaseLost
+from postroom.adapters.consuming import require_held
+from postroom.adapters.errors import Closed, ConfigurationError
 
 from .store import Holder
 
@@ -103,9 +104,7 @@ class MemoryConsumer:
             now = self._store.now()
             lost = [delivery for delivery in deliveries if not self._step(delivery, step, now)]
             self._store.changed.notify_all()
-        if lost:
-            names = ", ".join(delivery.message.id for delivery in lost)
-            raise LeaseLost(f"no longer held by this consumer: {names}", lost)
+        require_held(lost)
 
     def _step(self, delivery: Delivery, step: Callable[[Entry, float], None], now: float) -> bool:
         entry = self._store.running.get(str(delivery.token))

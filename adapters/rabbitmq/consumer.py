@@ -9,7 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from postroom.adapters.errors import Closed, ConfigurationError, LeaseLost, Unavailable
+from postroom.adapters.consuming import lease_lost, require_held, require_usable
+from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.adapters.seam import Delivery, Verdict
 from postroom.adapters.weights import Turns
 
@@ -170,8 +171,7 @@ class RabbitConsumer:
                 except Unavailable:  # its connection has gone this moment
                     lost += held
             self._changed.notify_all()
-        if lost:
-            raise _lost(lost)
+        require_held(lost)
 
     def _held(self, delivery: Delivery) -> Receipt | None:
         receipt = delivery.token
@@ -182,7 +182,7 @@ class RabbitConsumer:
             self._require_open()
             receipt = self._held(delivery)
         if receipt is None:
-            raise _lost([delivery])
+            raise lease_lost([delivery])
         return receipt
 
     def _prepare(self, limit: int) -> None:
@@ -199,10 +199,7 @@ class RabbitConsumer:
 
     def _require_open(self) -> None:
         self._broker.control.require_open()
-        if self._closed:
-            raise Closed("this consumer is closed")
-        if self._pid != os.getpid():
-            raise Closed(f"this consumer belongs to process {self._pid}: a forked child must call consume() itself")
+        require_usable(closed=self._closed, pid=self._pid)
 
 
 def _acked(feed: Feed, parcels: Sequence[Parcel]) -> None:
@@ -226,8 +223,3 @@ def _delivery(receipt: Receipt) -> Delivery:
         token=receipt,
         attempts=earlier_attempts(parcel.properties, redelivered=parcel.redelivered),
     )
-
-
-def _lost(deliveries: Sequence[Delivery]) -> LeaseLost:
-    names = ", ".join(delivery.message.id for delivery in deliveries)
-    return LeaseLost(f"no longer held by this consumer: {names}", deliveries)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from sqlalchemy.exc import IntegrityError
 
-from postroom.adapters.errors import Closed, LeaseLost, Unavailable
+from postroom.adapters.consuming import require_held, require_usable
+from postroom.adapters.errors import Unavailable
 from postroom.adapters.seam import Delivery
 from postroom.adapters.text import bounded
 
@@ -112,7 +113,7 @@ class SqlConsumer:
         mine, lost = self._sorted(deliveries)
         lost += settle(self._engine, self._dialect.statements, self._dialect.statements.extend, mine, {"lease": lease})
         self._forget(lost)
-        _raise_for(lost)
+        require_held(lost)
 
     def close(self) -> None:
         """Hand back what is not settled. A `receive` that waits in another thread raises Closed."""
@@ -182,7 +183,7 @@ class SqlConsumer:
         self._forget(deliveries)
         if may_go_on:
             self._wakeup.wake()
-        _raise_for(lost)
+        require_held(lost)
 
     def _sorted(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
         """Those that are unsettled here, and the others."""
@@ -195,13 +196,4 @@ class SqlConsumer:
             self._unsettled.pop(cast("Receipt", delivery.token), None)
 
     def _require_open(self) -> None:
-        if self._closed:
-            raise Closed("this consumer is closed")
-        if self._pid != os.getpid():
-            raise Closed(f"this consumer belongs to process {self._pid}: a forked child must call consume() itself")
-
-
-def _raise_for(lost: Sequence[Delivery]) -> None:
-    if lost:
-        names = ", ".join(delivery.message.id for delivery in lost)
-        raise LeaseLost(f"no longer held by this consumer: {names}", lost)
+        require_usable(closed=self._closed, pid=self._pid)
