@@ -24,10 +24,11 @@ ALL_DOWN = says("_ALL_BROKERS_DOWN", "1/1 brokers are down")
 
 
 class Cluster:
-    """An admin client whose servers say these things by themselves; it answers from the `answers_at`th question on."""
+    """An admin client whose servers say these things by themselves; it gives `answer`, and from the `answers_at`th question on a good one."""
 
-    def __init__(self, *said: KafkaError, answers_at: int | None = None) -> None:
+    def __init__(self, *said: KafkaError, answers_at: int | None = None, answer: str = "_TRANSPORT") -> None:
         self.said, self.answers_at, self.asked, self.now = said, answers_at, 0, 0.0
+        self.answer = says(answer, "Failed to get metadata: Local: Broker transport failure")
 
     def __call__(self, settings: dict) -> Cluster:
         self.tell = settings["error_cb"]
@@ -40,7 +41,7 @@ class Cluster:
         self.asked += 1
         self.now += timeout
         if self.answers_at is None or self.asked < self.answers_at:
-            raise KafkaException(says("_TRANSPORT", "Failed to get metadata: Local: Broker transport failure"))
+            raise KafkaException(self.answer)
 
     def poll(self, _: float) -> None:
         for error in self.said:
@@ -71,6 +72,12 @@ def test_the_reason_is_told_and_the_wait_is_short(said: tuple[KafkaError, ...], 
         reach(cluster).require()
     assert str(failure.value) == told
     assert cluster.now == waited
+
+
+@pytest.mark.parametrize("answer", ["_TRANSPORT", "_TIMED_OUT"])
+def test_servers_that_hang_up_without_a_word_want_another_protocol(answer: str):
+    with pytest.raises(Unavailable, match="does it want TLS or a login"):
+        reach(Cluster(ALL_DOWN, answer=answer)).require()
 
 
 def test_a_server_that_comes_while_others_are_down_is_waited_for():

@@ -196,8 +196,7 @@ class Burying:
         done, _ = stage.receive(consumer, 2)
         consumer.ack([done])
         assert stage.adapter.tidy(older_than=3600) == 0
-        assert stage.adapter.tidy(older_than=0) <= 1
-        assert stage.adapter.tidy(older_than=0) == 0
+        assert stage.adapter.tidy(older_than=0) + stage.adapter.tidy(older_than=0) <= 1  # what is done in this millisecond is not older yet
         consumer.close()
         assert len(stage.rest(stage.consumer(queue))) == 2
         assert len(self._letters(stage, queue)) == 1

@@ -67,7 +67,7 @@ class Reach:
         if reason.code() in DENIED:
             raise AccessDenied(f"Kafka at {self._servers} refuses: {_said(reason)}")
         if waited >= (DOWN if self._down else PATIENCE):
-            hung_up = self._reason is None and self._down and reason.code() == KafkaError._TRANSPORT  # noqa: SLF001
+            hung_up = self._down and self._reason is None  # each other way to be down is told with its reason
             raise Unavailable(f"can't reach Kafka at {self._servers}: {HUNG_UP if hung_up else _said(reason)}")
 
     def _note(self, error: KafkaError) -> None:
