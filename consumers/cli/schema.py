@@ -9,6 +9,7 @@ import click
 import postroom.consumers.tables  # noqa: F401 - all of them, before they are made or compared
 from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import DRIVERS
+from postroom.adapters.sql.metadata import metadata
 from postroom.adapters.urls import redact, scheme_of
 
 from .connect import database, missing_file
@@ -100,10 +101,16 @@ def dump(settings: Settings, dialect: str | None) -> None:
 
 def _told(where: str, made: Sequence[str], drift: Sequence[str]) -> Iterator[str]:
     if made or not drift:
-        yield f"{where}: made {', '.join(made)}" if made else f"{where}: all is there"
+        yield f"{where}: made {_counted(made)}" if made else f"{where}: all is there"
     if drift:
         yield f"{where}: what follows is there, but not as it should be, and is not altered:"
         yield from drift
+
+
+def _counted(made: Sequence[str]) -> str:
+    tables = [name for name in made if name in metadata.tables]
+    indexes = len(made) - len(tables)
+    return ", ".join([*tables, *([f"{indexes} index{'es' if indexes > 1 else ''}"] if indexes else [])])
 
 
 def _engines(settings: Settings) -> Iterator[tuple[Engine, str]]:
