@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .choosing import Ambiguous
     from .context import AsyncContext, Context, Job
     from .dead import Letter, Selection
     from .jobs import Jobs
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .worker import Report, Stop, Supervisor, Worker, WorkerSettings, run_in_foreground
 
 __all__ = [
+    "Ambiguous",
     "AsyncContext",
     "Backoff",
     "Context",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "choosing": ("Ambiguous",),
     "context": ("AsyncContext", "Context", "Job"),
     "dead": ("Letter", "Selection"),
     "jobs": ("Jobs",),

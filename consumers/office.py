@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .choosing import meant
 from .dead import Selection, discarded, letters, places
 from .ledger import Ledger
 from .replay import Replay, mark
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sqlalchemy import Engine
 
@@ -26,10 +27,11 @@ _ALL = Selection()
 
 
 class DeadLetterOffice:
-    """The dead letters of an application's queues, and the rows of its outbox that the broker refused.
+    """The dead letters of an application's queues, those that were lost from there, and the rows of its outbox that the broker refused.
 
     Each method may be stopped anywhere and called again: no job is replayed twice, and none gets lost. Raises ConfigurationError while the queues
-    are not declared (a worker declares them when it starts), and Unavailable when database or broker can't be reached.
+    are not declared (a worker declares them when it starts), and Unavailable when database or broker can't be reached. What is the id of one letter
+    and the key of another names none to replay or to discard: that raises Ambiguous, and does nothing.
     """
 
     def __init__(self, jobs: Jobs, engine: Engine, adapter: Adapter) -> None:
@@ -39,7 +41,7 @@ class DeadLetterOffice:
 
     def list(self, selection: Selection = _ALL) -> list[Letter]:
         """Read those of a selection, oldest first, with their payloads; consumes nothing."""
-        return [letter for _, letter in self._found(selection)]
+        return [letter for _, letter in letters(self._places(selection), selection)]
 
     def replay(self, selection: Selection = _ALL, *, canary: float | None = None) -> Counter[Fate]:
         """Send them on their way again, each with all its attempts before it; return how many had which fate.
@@ -49,11 +51,11 @@ class DeadLetterOffice:
         """
         native = self._adapter.capabilities.native_delay
         ledger = Ledger(self._engine, worker="postroom.consumers.DeadLetterOffice", lease=30.0, native_delay=native)
-        return Replay(self._engine, ledger).run(mark(self._engine, self._found(selection)), progress=lambda _: None, canary=canary)
+        return Replay(self._engine, ledger).run(mark(self._engine, meant(self._places(selection), selection)), progress=lambda _: None, canary=canary)
 
     def discard(self, reason: str, selection: Selection = _ALL) -> Sequence[Letter]:
         """Remove them for good and return them; their keys are free then. `postroom status` tells the reason."""
-        return list(discarded(self._engine, list(self._found(selection)), reason))
+        return list(discarded(self._engine, list(meant(self._places(selection), selection)), reason))
 
-    def _found(self, selection: Selection) -> Iterator[tuple[Place, Letter]]:
-        return letters(places(self._engine, self._adapter, self._jobs.carriers()), selection)
+    def _places(self, selection: Selection) -> Sequence[Place]:
+        return places(self._engine, self._adapter, self._jobs.carriers(), names=selection.names)

@@ -22,23 +22,25 @@ from postroom.outbox.envelope import COPY, REPLAYS
 from postroom.outbox.holdups import Holdup
 from postroom.outbox.tables import outbox
 
-from .dead import ParkedPlace, behind
 from .entries import owner
+from .letters import ParkedPlace, behind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Engine
 
     from postroom.adapters.seam import Header
 
-    from .dead import Letter, Place
     from .ledger import Ledger
     from .ledger.entry import Entry
+    from .letters import Letter, Place
 
 __all__ = ["Fate", "Marked", "Replay", "Unproven", "mark"]
 
 POLL = 0.2
+BATCH, BATCH_BYTES = 100, 4 * 1024 * 1024
+"""The most letters that are put back together, and of their payloads: one that is larger goes alone."""
 
 _PARKED = select(outbox.c.status, outbox.c.last_error).where(outbox.c.seq == bindparam("seq"))
 
@@ -52,6 +54,8 @@ class Fate(Enum):
     """Not a dead letter any more, or replayed by someone else since this run began: left alone."""
     DONE = "already done"
     """The work of its key has been done by now: the letter was removed."""
+    LOST = "lost"
+    """Its letter is gone, and the outbox has its message no more: it can only be discarded."""
     CONFLICT = "in conflict"
     """Its key belongs to a job with another payload, which would refuse it again: left where it is."""
 
@@ -68,8 +72,10 @@ class Marked:
     key: str
     ordering_key: str
     digest: str
+    size: int
     replays: int
     entry: Entry | None
+    is_lost: bool
     lacking: Mapping[str, Header]
     """The headers of its envelope that the message itself has not: those of another producer's message have none."""
 
@@ -89,7 +95,7 @@ def mark(engine: Engine, found: Iterable[tuple[Place, Letter]]) -> Sequence[Mark
 
 def _mark(engine: Engine, place: Place, letter: Letter) -> Marked:
     known = letter.envelope
-    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known and letter.source == "queue" else None
+    entry = owner(engine, key=known.key, type=known.type, queue=letter.queue) if known and letter.source != ParkedPlace.source else None
     return Marked(
         place=place,
         id=letter.id,
@@ -99,10 +105,24 @@ def _mark(engine: Engine, place: Place, letter: Letter) -> Marked:
         key=known.key if known else "",
         ordering_key=known.ordering_key if known else "",
         digest=letter.digest,
+        size=len(letter.message.body),
         replays=known.replays if known else 0,
         entry=entry,
+        is_lost=letter.is_lost,
         lacking={name: value for name, value in known.to_headers().items() if name not in letter.message.headers} if known else {},
     )
+
+
+def _batches(meant: Iterable[Marked]) -> Iterator[Sequence[Marked]]:
+    """Neighbours in one place, so many as go together."""
+    batch: list[Marked] = []
+    for marked in meant:
+        if batch and (marked.place is not batch[0].place or len(batch) == BATCH or sum(one.size for one in batch) + marked.size > BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(marked)
+    if batch:
+        yield batch
 
 
 class Replay:
@@ -122,32 +142,59 @@ class Replay:
         self._sleep = sleep
 
     def run(self, meant: Sequence[Marked], *, progress: Callable[[int], None], canary: float | None = None) -> Counter[Fate]:
-        """Replay all that is `meant`, one by one; with a `canary`, watch the first one for up to that many seconds before the others go.
+        """Replay all that is `meant`, in order; with a `canary`, watch the first one for up to that many seconds before the others go.
 
-        Raises Unproven when that first one fails again or is not finished in time. Each letter is one small transaction; stop it anywhere.
+        Raises Unproven when that first one fails again or is not finished in time. The others go together, so many as a small transaction takes;
+        stop it anywhere. `progress` is told of each number of letters whose fate is certain.
         """
         fates: Counter[Fate] = Counter()
-        for index, marked in enumerate(meant):
-            fate = self._replay(marked)
-            if canary is not None and fate is Fate.REPLAYED and len(meant) > index + 1:
-                self._watch(marked, meant, canary)
-                canary = None
-            fates[fate] += 1
-            progress(1)
+
+        def tell(fate: Fate, count: int) -> None:
+            if count:
+                fates[fate] += count
+                progress(count)
+
+        def replay(batch: Sequence[Marked]) -> None:
+            before = fates.total()
+            self._replay(batch, tell)
+            tell(Fate.GONE, before + len(batch) - fates.total())
+
+        first = 0
+        while canary is not None and not fates[Fate.REPLAYED] and first < len(meant) - 1:
+            first += 1
+            replay(meant[first - 1 : first])
+        if canary is not None and fates[Fate.REPLAYED]:
+            self._watch(meant[first - 1], meant, canary)
+        for batch in _batches(meant[first:]):
+            replay(batch)
         return fates
 
-    def _replay(self, marked: Marked) -> Fate:
+    def _replay(self, batch: Sequence[Marked], tell: Callable[[Fate, int], None]) -> None:
+        """Replay letters of one place; `tell` how many have which fate once that is certain, but for those that are gone."""
+        place, decided = batch[0].place, {marked.id: self._decide(marked) for marked in batch}
+        back = {letter: what for letter, what in decided.items() if not isinstance(what, Fate)}
+        for fate in (Fate.LOST, Fate.CONFLICT):
+            tell(fate, sum(what is fate for what in decided.values()))
+        if done := [letter for letter, what in decided.items() if what is Fate.DONE]:
+            tell(Fate.DONE, len(place.remove(done, "its work is done")))
+        while back and (went := place.put_back([*back], back)):
+            tell(Fate.REPLAYED, len(went))
+            back = {letter: headers for letter, headers in back.items() if letter not in went}
+
+    def _decide(self, marked: Marked) -> Fate | Mapping[str, Header]:
+        """The fate of a letter; if it is to go on its way, the headers with which it does, and the ledger knows of it already."""
+        if marked.is_lost:
+            return Fate.LOST
         entry = self._look(marked)
         if entry is None or entry.is_free:  # free: a discard of this letter was cut short
-            replays = max(marked.replays, entry.replays if entry else 0) + 1
-            return self._put_back(marked, {**marked.lacking, REPLAYS: replays} if marked.key else None)
+            return self._revived(marked, {REPLAYS: max(marked.replays, entry.replays if entry else 0) + 1})
         if entry.digest != marked.digest:
             return Fate.CONFLICT
         if entry.status == "done":
             self._ledger.let_go(Holdup(marked.place.queue, marked.ordering_key, marked.job))
-            return Fate.DONE if marked.place.remove([marked.id], "its work is done") else Fate.GONE
+            return Fate.DONE
         revived = self._revive(marked, entry)
-        return self._put_back(marked, {**marked.lacking, REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
+        return self._revived(marked, {REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
 
     def _look(self, marked: Marked) -> Entry | None:
         before = marked.entry
@@ -162,8 +209,11 @@ class Replay:
         alive = before.replays + (1 if before.status == "failed" else 0)
         return entry if entry.status != "failed" and entry.replays == alive else None
 
-    def _put_back(self, marked: Marked, headers: Mapping[str, Header] | None) -> Fate:
-        return Fate.REPLAYED if marked.place.put_back([marked.id], headers) else Fate.GONE
+    def _revived(self, marked: Marked, numbers: Mapping[str, Header]) -> Mapping[str, Header]:
+        if not marked.key:
+            return {}
+        self._ledger.revive(Holdup(marked.place.queue, marked.ordering_key, marked.job))
+        return {**marked.lacking, **numbers}
 
     def _watch(self, marked: Marked, meant: Sequence[Marked], patience: float) -> None:
         deadline = self._clock() + patience

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from postroom.adapters.seam import Message
+from postroom.consumers import replay as replaying
 from postroom.consumers.dead import Selection
 from postroom.consumers.replay import Fate, Replay, Unproven, mark
 from postroom.outbox.holdups import Holdup, hold_up
@@ -145,6 +146,18 @@ def test_when_the_first_one_is_not_finished_in_time_the_others_stay(room: Postro
     assert len(room.dead_keys) == 1
 
 
+def test_behind_the_first_one_the_others_go_by_batches(room: Postroom, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replaying, "BATCH", 2)
+    keys = [f"order-{number}" for number in range(6)]
+    room.kill_jobs(*keys)
+    told: list[int] = []
+    meant = mark(room.engine, room.dead())
+    replays = Replay(room.engine, room.ledger, sleep=lambda _: room.drain() and None)
+    assert replays.run(meant, progress=told.append, canary=30.0) == {Fate.REPLAYED: 6}
+    room.drain()
+    assert (told, room.runs, room.dead_keys) == ([1, 2, 2, 1], dict.fromkeys(keys, 1), [])
+
+
 def test_one_alone_needs_no_canary(room: Postroom):
     room.kill_jobs("order-1")
     assert replay(room, canary=0.0) == {Fate.REPLAYED: 1}
@@ -214,11 +227,20 @@ def test_a_job_without_a_handler_can_be_replayed_when_there_is_one(room: Postroo
 
 
 def test_a_first_one_that_comes_back_unhandled_stops_the_others(room: Postroom):
+    room.adapter.publish([Message(id=name, queue="emails", body=b"\xff") for name in ("theirs-1", "theirs-2")])
+    room.drain()
+    meant = mark(room.engine, room.dead())
+    with pytest.raises(Unproven, match="it came back: "):
+        Replay(room.engine, room.ledger, sleep=lambda _: room.drain() and None).run(meant, progress=lambda _: None, canary=30.0)
+    assert len(room.dead_keys) == 2
+
+
+def test_a_first_one_that_still_has_no_handler_stops_the_others(room: Postroom):
     for key in ("order-1", "order-2"):
         room.enqueue(key, type_="unknown")
     room.drain()
     meant = mark(room.engine, room.dead())
-    with pytest.raises(Unproven, match="it came back: "):
+    with pytest.raises(Unproven, match="it failed again: no handler for type 'unknown'"):
         Replay(room.engine, room.ledger, sleep=lambda _: room.drain() and None).run(meant, progress=lambda _: None, canary=30.0)
     assert len(room.dead_keys) == 2
 

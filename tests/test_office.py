@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.seam import DeadLetters, Queue
-from postroom.consumers import DeadLetterOffice, Fate, Selection, Unproven
+from postroom.consumers import Ambiguous, DeadLetterOffice, Fate, Selection, Unproven
 from postroom.consumers.known import carriers_known
 from support.postrooms import Postroom, postroom_at
 
@@ -52,6 +53,30 @@ def test_a_canary_that_nobody_does_keeps_the_others(room: Postroom, office: Dead
     with pytest.raises(Unproven, match="not finished"):
         office.replay(canary=0.1)
     assert len(keys(office)) == 1
+
+
+def test_what_is_the_id_of_one_letter_and_the_key_of_another_is_not_acted_on(room: Postroom, office: DeadLetterOffice):
+    room.kill_jobs("2")
+    room.enqueue("order-1")
+    room.park("order-1", "too large")
+    two = frozenset({"2"})
+    assert {(letter.source, letter.id == "2") for letter in office.list(Selection(names=two))} == {("queue", False), ("outbox", True)}
+    told = r"'2' names 2 letters, in emails \(outbox\), emails \(queue\): name the job by its id"
+    for act in (office.replay, lambda selection: office.discard("a typo", selection)):
+        for selection in (Selection(names=two), Selection(names=two, limit=1)):
+            with pytest.raises(Ambiguous, match=told):
+                act(selection)
+    assert issubclass(Ambiguous, ConfigurationError)
+    assert len(keys(office)) == 2
+    assert office.replay(Selection(names=two, error="too large")) == {Fate.REPLAYED: 1}
+    assert keys(office) == ["2"]
+
+
+def test_a_key_names_all_letters_about_it(room: Postroom, office: DeadLetterOffice):
+    room.kill_jobs("order-1")
+    room.enqueue("order-1")
+    room.drain()
+    assert office.replay(Selection(names=frozenset({"order-1"}))) == {Fate.REPLAYED: 2}
 
 
 class Discreet:

@@ -13,7 +13,7 @@ import pika
 import pytest
 
 from postroom.adapters import connect
-from postroom.adapters.errors import ConfigurationError, Unavailable
+from postroom.adapters.errors import ConfigurationError, TopologyMismatch, Unavailable
 from postroom.adapters.rabbitmq.content import republished
 from postroom.adapters.rabbitmq.letters import MAX_REASON
 from postroom.adapters.seam import Message, Queue, Verdict
@@ -111,7 +111,8 @@ def test_s127_no_copy_carries_the_brokers_counts(rabbitmq_url, adapter, name):
     letters = adapter.dead_letters(name)
     for _ in range(3):  # looking counts as a delivery, too
         assert len(letters.list()) == 1
-    letters.put_back([letter.id for letter in letters.list()], {"postroom-replays": 1})
+    (letter,) = letters.list()
+    letters.put_back([letter.id], {letter.id: {"postroom-replays": 1}})
     again = one(consumer)
     assert (again.attempts, again.message.headers) == (0, {"postroom-replays": 1})
 
@@ -139,6 +140,8 @@ def test_s128_a_missing_graveyard_is_an_error_and_the_job_stays_held(rabbitmq_ur
     with pytest.raises(Unavailable, match=f"'{name}.dlq': no queue is bound"):
         consumer.dead_letter(delivery, "no such address")
     assert adapter.depth(name)["running"] == 1
+    with pytest.raises(TopologyMismatch, match=f"'{name}.dlq': expected it to be declared, and it is not there"):
+        adapter.ensure([Queue(name=name)], passive=True)
     with pytest.raises(ConfigurationError, match=f"{name}.dlq"):
         adapter.dead_letters(name).list()
     adapter.ensure([Queue(name=name)])
@@ -328,6 +331,6 @@ def test_a_letter_that_can_not_be_put_back_stays(rabbitmq_url, adapter, name):
     (letter,) = letters.list()
     with raw(rabbitmq_url) as channel:
         channel.queue_delete(name)
-    with pytest.raises(Unavailable, match="0 of 1 were put back"):
+    with pytest.raises(Unavailable, match="none of 1 could be put back"):
         letters.put_back([letter.id])
     assert letters.list() == [letter]

@@ -99,7 +99,7 @@ class Burying:
         consumer.dead_letter(stage.one(consumer), "no such address")
         letters = stage.adapter.dead_letters(queue.name)
         (letter,) = letters.list()
-        assert list(letters.put_back([letter.id], {"replays": 1})) == [letter.id]
+        assert list(letters.put_back([letter.id], {letter.id: {"replays": 1}})) == [letter.id]
         again = stage.one(consumer)
         assert (again.message.id, again.message.body, again.message.ordering_key, again.attempts) == (message.id, message.body, "order-4711", 0)
         assert again.message.headers.items() >= {"tenant": "north", "replays": 1}.items()
@@ -112,7 +112,16 @@ class Burying:
         wanted = [letter.id for letter in letters.list()]
         assert list(letters.put_back(wanted)) == wanted
         assert not letters.put_back(wanted)
-        assert sorted(ids(stage.rest(stage.consumer(queue)))) == sorted(buried)
+        assert sorted(ids(stage.exactly(2, stage.consumer(queue)))) == sorted(buried)
+
+    def test_each_letter_put_back_has_its_own_headers_laid_over_it(self, stage: Stage) -> None:
+        queue = stage.queue()
+        first, second = self._bury(stage, queue, 2)
+        letters = stage.adapter.dead_letters(queue.name)
+        names = [letter.id for letter in letters.list()]
+        letters.put_back(names, {names[0]: {"replays": 1}, names[1]: {"replays": 2}, "of another": {"replays": 3}})
+        again = {each.message.id: each.message.headers["replays"] for each in stage.exactly(2, stage.consumer(queue))}
+        assert again == {first: 1, second: 2}
 
     def test_putting_back_one_leaves_the_others(self, stage: Stage) -> None:
         queue = stage.queue()
@@ -120,7 +129,7 @@ class Burying:
         letters = stage.adapter.dead_letters(queue.name)
         letters.put_back([letters.list()[1].id])
         assert [letter.message.id for letter in letters.list()] == [buried[0], buried[2]]
-        assert ids(stage.rest(stage.consumer(queue))) == [buried[1]]
+        assert ids(stage.exactly(1, stage.consumer(queue))) == [buried[1]]
 
     def test_an_old_name_does_not_reach_a_letter_that_died_again(self, stage: Stage) -> None:
         queue = stage.queue()
@@ -198,7 +207,7 @@ class Burying:
         assert stage.adapter.tidy(older_than=3600) == 0
         assert stage.adapter.tidy(older_than=0) + stage.adapter.tidy(older_than=0) <= 1  # what is done in this millisecond is not older yet
         consumer.close()
-        assert len(stage.rest(stage.consumer(queue))) == 2
+        stage.exactly(2, stage.consumer(queue))
         assert len(self._letters(stage, queue)) == 1
 
     @staticmethod

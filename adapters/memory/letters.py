@@ -41,12 +41,13 @@ class MemoryDeadLetters:
             self._store.changed.notify_all()
             return [_letter(letter, entry) for letter, entry in taken.items()]
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None = None) -> Sequence[str]:
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]] | None = None) -> Sequence[str]:
         """failed -> pending."""
+        given = headers or {}
         with self._store.changed:
             revived = self._dig_out(ids)
-            for entry in revived.values():
-                self._store.revive(entry, replace(entry.message, headers={**entry.message.headers, **(headers or {})}))
+            for letter, entry in revived.items():
+                self._store.revive(entry, replace(entry.message, headers={**entry.message.headers, **given.get(letter, {})}))
             self._store.changed.notify_all()
             return [*revived]
 

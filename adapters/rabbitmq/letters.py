@@ -101,16 +101,16 @@ class RabbitDeadLetters:
             reading.remove([letter.found for letter in taken])
         return [self._dead(letter) for letter in taken]
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None = None) -> Sequence[str]:
-        """Publish copies and have them confirmed, then ack. Raises Unavailable when one is not confirmed: its letter stays."""
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]] | None = None) -> Sequence[str]:
+        """Publish copies and have them confirmed, then ack. Raises Unavailable when none is confirmed: a letter whose copy is not stays."""
+        given = headers or {}
         with self._reading() as reading:
             revived = self._pick(reading, ids)
-            outcomes = self._broker.publisher.post([self._alive(letter, headers or {}) for letter in revived])
+            outcomes = self._broker.publisher.post([self._alive(letter, given.get(letter.id, {})) for letter in revived])
             confirmed = [letter for letter, outcome in zip(revived, outcomes, strict=True) if outcome.verdict is Verdict.CONFIRMED]
             reading.remove([letter.found for letter in confirmed])
-        if len(confirmed) < len(revived):
-            failed = next(outcome for outcome in outcomes if outcome.verdict is not Verdict.CONFIRMED)
-            raise Unavailable(f"{len(confirmed)} of {len(revived)} were put back: {failed.reason}")
+        if revived and not confirmed:
+            raise Unavailable(f"none of {len(revived)} could be put back: {outcomes[0].reason}")
         return [letter.id for letter in confirmed]
 
     def _reading(self) -> Reading:

@@ -62,13 +62,15 @@ class SqlDeadLetters:
 
         return [self._letter(row) for row in transact(self._engine, work)]
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None = None) -> Sequence[str]:
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]] | None = None) -> Sequence[str]:
         """failed -> pending, in one transaction."""
+        given = headers or {}
 
         def work(connection: Connection) -> Sequence[Row[Any]]:
             rows = self._dig_out(connection, ids)
             if rows:
-                connection.execute(PUT_BACK, [{"number": row.seq, "packed": pack({**unpack(row.headers), **(headers or {})})} for row in rows])
+                packed = [{"number": row.seq, "packed": pack({**unpack(row.headers), **given.get(_letter_id(row), {})})} for row in rows]
+                connection.execute(PUT_BACK, packed)
             return rows
 
         return [_letter_id(row) for row in transact(self._engine, work)]

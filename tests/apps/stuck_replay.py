@@ -1,10 +1,11 @@
-"""`postroom dead replay --all --no-canary` that stops for good at the second letter, before or after it is put back, and waits to be killed."""
+"""`postroom dead replay --all --no-canary` with letters by twos, that stops for good at the second two, before or after they are put back."""
 
 import sys
 import threading
 from collections.abc import Sequence
 
 from postroom.adapters.sql.letters import SqlDeadLetters
+from postroom.consumers import replay
 from postroom.consumers.cli import main
 
 when = sys.argv[1]
@@ -24,4 +25,5 @@ def put_back_and_stop(self: SqlDeadLetters, ids: Sequence[str], headers: object 
 
 
 SqlDeadLetters.put_back = put_back_and_stop
+replay.BATCH = 2
 main(["dead", "replay", "--all", "--no-canary"])
