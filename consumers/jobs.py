@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from postroom.adapters.errors import ConfigurationError
@@ -74,6 +74,7 @@ class Jobs:
         self._handlers: dict[tuple[str, str], Handler] = {}
         self._carriers: dict[str, Handler] = {}
         self._mappers: dict[str, Mapper] = {}
+        self._stand_ins: dict[str, Handler] = {}
 
     def handler(
         self,
@@ -168,6 +169,11 @@ class Jobs:
     def find(self, carrier: str, type: str) -> Handler | None:  # noqa: A002 - the word of the trade
         """Return the handler for a job of `type` that came from `carrier`: the type decides, within the carrier's group."""
         return self._handlers.get((self._carriers[carrier].group, type)) if carrier in self._carriers else None
+
+    def stand_in(self, carrier: str) -> Handler:
+        """Return what takes the jobs from `carrier` that no handler here is for, as far as a queue and a group are needed to give them up."""
+        served = self._carriers[carrier]
+        return self._stand_ins.setdefault(carrier, replace(served, timeout=None, concurrency=None))
 
     def queue_of(self, type: str) -> Queue | None:  # noqa: A002 - the word of the trade
         """Return the queue or topic that jobs of `type` go to, as far as these handlers tell without ambiguity."""

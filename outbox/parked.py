@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import BigInteger, Integer, String, Text, bindparam, func, or_, select, update
 
@@ -14,17 +14,17 @@ from postroom.adapters.sql.types import constant, now
 from postroom.adapters.text import bounded
 
 from .holdups import Holdup, let_go
-from .rows import MESSAGE, message_of, wake
+from .rows import MESSAGE, message_of, stamp_of, wake
 from .tables import outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from sqlalchemy import Connection, Engine, Update
+    from sqlalchemy import Connection, Engine, Row, Select, Update
 
     from postroom.adapters.seam import Message
 
-__all__ = ["Parked", "ParkedRow"]
+__all__ = ["Dropped", "Parked", "ParkedRow"]
 
 _PARKED = outbox.c.status == constant("parked")
 _QUEUE = bindparam("queue", type_=String)
@@ -40,7 +40,8 @@ _PAGE = (
 )
 _COUNTS = select(outbox.c.queue, func.count().label("number")).where(_PARKED).group_by(outbox.c.queue).order_by(outbox.c.queue)
 _NAMED = (_PARKED, outbox.c.seq.in_(bindparam("seqs", expanding=True)))
-_LOCK = select(outbox.c.seq, outbox.c.queue, outbox.c.ordering_key, outbox.c.id).where(*_NAMED).order_by(outbox.c.seq).with_for_update()
+_OF_EACH = (outbox.c.seq, outbox.c.queue, outbox.c.ordering_key, outbox.c.id, outbox.c.headers, outbox.c.last_error)
+_LOCK: Select[Any] = select(*_OF_EACH).where(*_NAMED).order_by(outbox.c.seq).with_for_update()
 _REPLAY = update(outbox).where(*_NAMED).values(status="pending", attempts=0, retry_at=None, holds=None)
 _REASON = bindparam("reason", type_=Text) + func.coalesce(constant("; it was: ").concat(outbox.c.last_error), constant(""))
 _DISCARD = update(outbox).where(*_NAMED).values(status="dropped", sent_at=now(), retry_at=None, holds=None, last_error=_REASON)
@@ -60,6 +61,15 @@ class ParkedRow:
     reason: str
     available_at: float
     message: Message
+
+
+class Dropped(NamedTuple):
+    """The message of a row that was discarded: that of `job` to `queue`, with the number of its replay and copy. `error`: why it was parked."""
+
+    job: str
+    queue: str
+    stamp: tuple[int, int]
+    error: str
 
 
 class Parked:
@@ -84,19 +94,32 @@ class Parked:
         """
         return self._change(_REPLAY, seqs, {})
 
-    def discard(self, seqs: Sequence[int], reason: str) -> Sequence[int]:
-        """Give these jobs up: they are never published, and keep `reason` in their rows until a purge; return those that were parked."""
+    def discard(self, seqs: Sequence[int], reason: str, *, also: Callable[[Connection, Dropped], object] | None = None) -> Sequence[int]:
+        """Give these jobs up: they are never published, and keep `reason` in their rows until a purge; return those that were parked.
+
+        `also` is done with each of them, in the same transaction. Where workers have a ledger, `DeadLetterOffice.discard` ends the job there, too.
+        """
         if not reason.strip():
             raise ConfigurationError("reason: say why the jobs are given up; who asks for them later will read it")
-        return self._change(_DISCARD, seqs, {"reason": bounded(f"discarded: {reason}")}, for_good=True)
 
-    def _change(self, statement: Update, seqs: Sequence[int], values: Mapping[str, Any], *, for_good: bool = False) -> Sequence[int]:
+        def end(connection: Connection, rows: Sequence[Row[Any]]) -> None:
+            let_go(connection, [Holdup(row.queue, row.ordering_key, row.id) for row in rows])
+            if also:
+                for row in rows:
+                    also(connection, Dropped(row.id, row.queue, stamp_of(row.headers), row.last_error or ""))
+
+        return self._change(_DISCARD, seqs, {"reason": bounded(f"discarded: {reason}")}, end)
+
+    def _change(
+        self, statement: Update, seqs: Sequence[int], values: Mapping[str, Any], then: Callable[[Connection, Sequence[Row[Any]]], None] | None = None
+    ) -> Sequence[int]:
         def work(connection: Connection) -> Sequence[int]:
             rows = connection.execute(_LOCK, {"seqs": list(seqs)}).all()
             found = [row.seq for row in rows]
             if found:
                 connection.execute(statement, {"seqs": found, **values})
-                let_go(connection, [Holdup(row.queue, row.ordering_key, row.id) for row in rows] if for_good else ())
+                if then:
+                    then(connection, rows)
                 wake(connection)
             return found
 

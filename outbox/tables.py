@@ -78,6 +78,7 @@ holdups = Table(
     Column("queue", Key(200), nullable=False),
     Column("ordering_key", Key(MAX_KEY), nullable=False),
     Column("job", Key(36), nullable=False),
+    Column("error", Text),  # why it was given up: only a person can set its key free; none while it is on its way
     UniqueConstraint("ordering_key", "queue", "job", name="postroom_holdups_job"),
 )
 Index("postroom_holdups_first", holdups.c.ordering_key, holdups.c.queue, holdups.c.seq)

@@ -90,6 +90,20 @@ def test_discarding_an_old_letter_leaves_a_job_that_was_replayed_alone(many: Pos
     assert (many.entry("order-2").status, many.entry("order-2").last_error) == ("pending", "no mail server")
 
 
+def test_a_job_whose_letter_somebody_has_removed_is_found_by_its_name_and_its_discard_frees_its_key(many: Postroom):
+    [(place, letter)] = many.dead(Selection(names=frozenset({"order-2"})))
+    place.remove([letter.id], "")
+    assert many.dead_keys == ["order-1", "order-3"]
+    chosen = Selection(names=frozenset({"order-2", "order-3"}))
+    there = places(many.engine, many.adapter, ["emails"], names=chosen.names)
+    assert [(found.source, found.id == letter.envelope.id) for _, found in letters(there, chosen)] == [("queue", False), ("ledger", True)]
+    assert len(list(discarded(many.engine, list(letters(there, chosen)), "purged"))) == 2
+    assert list(letters(there, chosen)) == []
+    many.enqueue("order-2", payload="another")
+    many.drain()
+    assert many.sent == {"order-2": 1}
+
+
 def test_s067_parked_rows_are_listed_and_discarded_beside_the_dead_letters(many: Postroom):
     many.enqueue("order-4")
     many.park("order-4", "message too large")

@@ -24,6 +24,7 @@ from postroom.consumers.ledger import (
     Started,
     Waiting,
 )
+from postroom.outbox.envelope import digest
 from postroom.outbox.holdups import Holdup, hold_up, let_go
 from postroom.outbox.parked import Parked
 from postroom.outbox.tables import CHANNEL, holdups, outbox
@@ -95,6 +96,29 @@ def test_a_dead_letter_that_is_given_up_for_good_holds_up_nobody(engine, book):
     book.let_go(Holdup("emails", "k", "a"))
     book.let_go(Holdup("emails", "k", "a"))
     assert isinstance(begin(book, asked("b"))[0], Started)
+
+
+def test_who_was_given_up_is_told_from_who_is_on_its_way(engine, book):
+    def errors() -> dict[str, str | None]:
+        with engine.connect() as connection:
+            return {row.job: row.error for row in connection.execute(select(holdups))}
+
+    fail(book, asked("a"))
+    begin(book, asked("b"))
+    assert errors() == {"a": None, "b": None}
+    fail(book, asked("a", copy=1), final=True)
+    assert errors() == {"a": "no route", "b": None}
+    book.revive(Holdup("emails", "k", "a"))
+    assert errors() == {"a": None, "b": None}
+    assert isinstance(begin(book, asked("a", copy=1))[0], Exhausted)
+    assert errors() == {"a": "no route", "b": None}
+    fail(book, asked("a", replays=1))
+    assert errors() == {"a": None, "b": None}
+    assert isinstance(begin(book, asked("c", key="key-of-a", ordering_key="k2", body=b"another"))[0], Conflict)
+    assert errors()["c"] == "conflict: key 'key-of-a' belongs to job a with payload {}; this one has {}".format(
+        *(digest(body) for body in (b'{"order":4711}', b"another"))
+    )
+    assert in_the_way(engine) == ["a", "b", "c"]
 
 
 def test_a_retry_that_the_broker_refused_and_a_person_discarded_holds_up_nobody(engine, book):

@@ -1,7 +1,7 @@
 """Random histories of an ordered queue on a broker that can't hold a job back: no job starts before an earlier one of its key has ended.
 
 Everything is real but the time: the outbox with its relay, `Memory(native_delay=False)`, and the ledger on SQLite; between them workers that fail,
-die before or after their outcome is stored, and people who replay and discard what was given up.
+die before or after their outcome is stored, and people who replay and discard what was given up, or purge it.
 """
 
 import tempfile
@@ -16,6 +16,7 @@ from postroom.adapters.seam import Consumer, Delivery, Queue
 from postroom.consumers.dead import QueuePlace, discarded, letters
 from postroom.consumers.dead import Selection as Choice
 from postroom.consumers.ledger import Claim, Conflict, Dead, Done, Exhausted, Failed, Finish, Finished, Ledger, Released, Started
+from postroom.consumers.lost import LostPlace
 from postroom.consumers.replay import Replay, mark
 from postroom.outbox import Outbox
 from postroom.outbox.envelope import digest, read_envelope
@@ -56,7 +57,9 @@ class History:
         self.outbox = Outbox(queue=QUEUE)
         self.relay = Relay(self.engine, self.broker)
         self.members = {name: self.join(name) for name in WORKERS}
-        self.place = QueuePlace("emails", self.broker.dead_letters("emails"))
+        self.dead = self.broker.dead_letters("emails")
+        place = QueuePlace("emails", self.dead)
+        self.places = [place, LostPlace(self.engine, "emails", [place], names=())]
         self.sent: dict[str, list[str]] = {key: [] for key in KEYS}
         self.ended: set[str] = set()
         self.discarded: set[str] = set()
@@ -160,12 +163,16 @@ class History:
         return [(member, running) for member in self.members.values() for running in member.running]
 
     def mend(self, for_good):
-        """A person replays the oldest dead letter, or gives it up for good."""
-        found = list(letters([self.place], Choice(limit=1)))
+        """A person replays the oldest dead letter, or gives it up for good; if there is none, one that was purged."""
+        found = list(letters(self.places, Choice(limit=1)))
         if for_good:
             self.discarded |= {gone.envelope.key for gone in discarded(self.engine, found, "a typo") if gone.envelope}
         else:
             self.replay(found)
+
+    def purge(self):
+        """Somebody empties the dead-letter queue, and tells nobody."""
+        self.dead.take([letter.id for letter in self.dead.list()])
 
     def replay(self, found):
         Replay(self.engine, open_ledger(self.engine, "operator", native_delay=False)).run(mark(self.engine, found), progress=lambda _: None)
@@ -187,7 +194,7 @@ class History:
                 return
             self.wait(LEASE + 1)
             self.relay.run_once()
-            self.replay(list(letters([self.place], Choice())))
+            self.replay(list(letters(self.places, Choice())))
             self.receive(WORKERS[0])
             while self.running:
                 self.end(0, "done", settled=True)
@@ -205,6 +212,7 @@ steps = st.one_of(
     st.tuples(st.just(History.wait), st.sampled_from([10.0, LEASE + 1])),
     st.tuples(st.just(History.die), workers),
     st.tuples(st.just(History.mend), st.booleans()),
+    st.tuples(st.just(History.purge)),
 )
 
 

@@ -179,7 +179,7 @@ def test_a_type_without_a_handler_is_a_dead_letter(here: Office) -> None:
     handled(here, lambda _: MappedJob(type="other", key="k", payload={}))
     send(here, {})
     assert here.drain().counts == {"dead": 1}
-    assert dead(here)[0].error == "no handler for type 'other' here; its queue is 'q'"
+    assert dead(here)[0].error == "given up after 1 attempt: no handler for type 'other' here; its queue is 'q'"
 
 
 def failing(here: Office, times: int, **options: Any) -> list[tuple[int, str, Any]]:

@@ -44,7 +44,8 @@ def name() -> str:
 @pytest.fixture
 def command(sqlite_database_url: str) -> Any:
     """`postroom`, in the folder of the applications: `command(url, code, *arguments)`."""
-    schema.create(open_engine(sqlite_database_url))
+    schema.create(engine := open_engine(sqlite_database_url))
+    engine.dispose()
 
     def run(broker: str, code: int, *arguments: str) -> str:
         answer = postroom(*arguments, cwd=APPS, POSTROOM_DATABASE=sqlite_database_url, POSTROOM_BROKER=broker)

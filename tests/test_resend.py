@@ -384,8 +384,10 @@ def test_the_command_leaves_alone_what_seems_to_wait_and_says_so_with_exit_code_
 
 
 def test_the_command_tells_each_queue_in_json(operator, sqlite_database_url):
-    with database(sqlite_database_url).begin() as connection:
+    engine = database(sqlite_database_url)
+    with engine.begin() as connection:
         connection.execute(text("DELETE FROM postroom_jobs"))
+    engine.dispose()
     told = {"queue": "emails", "outstanding": 1, "overdue": 1, "on_broker": 0, "resent": 1, "waits": False}
     for options in (["--dry-run"], []):
         answer = operator("resend", "--queue", "emails", "--type", "send", "--json", *options)

@@ -68,7 +68,7 @@ def test_a_job_is_told_at_each_point_of_its_life(room: Postroom):
     room.ledger.retry(room.entry("order-4711").id, replays=0)
     assert (only(room).status, only(room).replays) == ("pending", 1)
     [(place, letter)] = room.dead()
-    place.put_back([letter.id], {"postroom-replays": 1})
+    place.put_back([letter.id], {letter.id: {"postroom-replays": 1}})
     room.drain()
     assert (only(room).status, only(room).replays, only(room).id) == ("done", 1, waiting.id)
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
+from postroom.consumers.choosing import meant
 from postroom.consumers.dead import Selection, carriers_of, discarded, grouped, letters, places
 from postroom.consumers.known import carriers_known
 from postroom.consumers.ledger import Ledger
 from postroom.consumers.loading import load_jobs
+from postroom.consumers.lost import LostPlace
 from postroom.consumers.replay import Fate, Replay, Unproven, mark
 
 from .connect import broker, database
@@ -31,13 +33,15 @@ if TYPE_CHECKING:
     from postroom.adapters.seam import Adapter
     from postroom.consumers.dead import Letter, Place
 
-__all__ = ["command", "require_one_meaning"]
+__all__ = ["command"]
 
 NONE = "no dead letters"
 CONFLICT = (
     "in conflict means: the key is that of another job, with another payload. Discard this one, and enqueue it under a key of its own; or, "
     "if the other is the wrong one and was given up, discard that, which frees the key, and replay this"
 )
+
+LOST = "lost means: the letter is gone, and the outbox does not have the message any more. Discard it, and enqueue the work anew"
 
 Row = TypeVar("Row")
 Json: TypeAlias = "dict[str, Any]"
@@ -55,6 +59,9 @@ Examples:
 )
 def command() -> None:
     """Jobs that were given up: dead letters of the queues, and rows of the outbox that the broker refused (parked).
+
+    When a dead letter is lost (purged, or its topic's retention has passed) its job is given up still, and found by its name; and without it, when
+    it holds up the jobs behind it in an ordered queue. What the outbox has of it can be replayed; and it can be discarded, which frees its key.
 
     All of it may be stopped anywhere and run again: no job is replayed twice, and none gets lost.
     """
@@ -74,22 +81,8 @@ class Chosen:
         return letters(self.places, self.selection)
 
     def meant(self) -> Iterator[tuple[Place, Letter]]:
-        """Read them to act on them. Raises UsageError for a name that may be meant in two ways."""
-        if not self.selection.names:
-            return self.letters()
-        found = list(self.letters())
-        require_one_meaning(self.selection.names, [letter for _, letter in found])
-        return iter(found)
-
-
-def require_one_meaning(names: Iterable[str], found: Sequence[Letter]) -> None:
-    """Raise UsageError where a letter's id is also another's, or another's key: on Kafka it is a number, and each queue counts its own."""
-    for name in names:
-        called = [letter for letter in found if name in letter.names]
-        by_id = [letter for letter in called if letter.id == name and not (letter.envelope and name in {letter.envelope.id, letter.envelope.key})]
-        if by_id and len(called) > 1:
-            where = ", ".join(sorted({letter.queue for letter in called}))
-            raise click.UsageError(f"{name!r} names {len(called)} letters, in {where}: choose with --queue, or name the job")
+        """Read them to act on them. Raises Ambiguous for a name that may be meant in two ways."""
+        return meant(self.places, self.selection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +111,9 @@ def _choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Only this queue's; may be repeated.  [default: all that are known]")
     @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only jobs of this type; may be repeated.")
     @click.option("--error", default="", metavar="TEXT", help="Only those whose error has this text in it.")
-    @click.option("--source", type=click.Choice(["queue", "outbox"]), help="Only the queues' dead letters, or only the outbox's parked rows.")
+    @click.option(
+        "--source", type=click.Choice(["queue", "outbox", "ledger"]), help="Only dead letters, or parked rows, or jobs whose letter is lost."
+    )
     @click.option("--app", "application", metavar="MODULE:JOBS", help="Look in this application's queues: for a broker that can't list its own.")
     @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
     @connections
@@ -148,7 +143,8 @@ def _places(engine: Engine, adapter: Adapter, choice: Choice) -> Sequence[Place]
     queues = declared.queues.values() if declared else ()
     named = [carrier for name in choice.queues for carrier in carriers_of(name, known, queues)]
     wanted = list(dict.fromkeys(named if choice.queues else known))
-    found = places(engine, adapter, [] if choice.source == "outbox" else wanted, parked_for=dict.fromkeys([*choice.queues, *named]))
+    looked_in = [] if choice.source == "outbox" else wanted
+    found = places(engine, adapter, looked_in, parked_for=dict.fromkeys([*choice.queues, *named]), names=choice.names)
     return [place for place in found if choice.source in {None, place.source}]
 
 
@@ -251,15 +247,16 @@ under it runs, whatever its payload.
 def discard(settings: Settings, choice: Choice, *, everything: bool, reason: str, json: bool) -> int | None:
     """Remove dead letters for good. With --json each is printed whole: keep that, and nothing is lost."""
     choice.require(everything=everything)
-    count = 0
+    count = lost = 0
     with _open(settings, choice) as chosen, progress("discard") as more:
         for letter in discarded(chosen.engine, list(chosen.meant()), reason):
             count += 1
+            lost += letter.source == LostPlace.source
             more(1)
             if json:
                 echo_json(letter_json(letter))
     if not json:
-        click.echo(f"discarded {count}")
+        click.echo(f"discarded {count}" + (f", {lost} of them in the ledger alone: their letters were gone; their keys are free" if lost else ""))
     return None if count else _nothing(choice)
 
 
@@ -284,10 +281,11 @@ def _told(fates: Counter[Fate], *, json: bool) -> int | None:
         echo_json({fate.name.lower(): fates[fate] for fate in Fate})
     else:
         click.echo(", ".join(f"{fate.value} {fates[fate]}" for fate in Fate if fates[fate] or fate is Fate.REPLAYED))
+    if fates[Fate.LOST]:
+        click.echo(f"postroom: {LOST}", err=True)
     if fates[Fate.CONFLICT]:
         click.echo(f"postroom: {CONFLICT}", err=True)
-        return NO
-    return None
+    return NO if fates[Fate.CONFLICT] or fates[Fate.LOST] else None
 
 
 def _unproven(answer: Unproven, others: int) -> int:

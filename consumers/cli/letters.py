@@ -21,7 +21,7 @@ GROUP_COLUMNS = ("COUNT", "ERROR", "TYPES", "FIRST", "LAST", "FOR EXAMPLE")
 def letter_row(letter: Letter) -> tuple[object, ...]:
     """The cells of LETTER_COLUMNS; of the error, the first line."""
     known = letter.envelope
-    where = letter.queue if letter.source == "queue" else f"outbox (for {letter.queue})"
+    where = {"queue": letter.queue, "outbox": f"outbox (for {letter.queue})", "ledger": f"lost (of {letter.queue})"}[letter.source]
     error = letter.error.partition("\n")[0]
     return clock(letter.died_at), where, known and known.type, known and known.key, letter.attempts, error, letter.id
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from postroom.adapters.machine import LEASE_EXPIRED
 from postroom.adapters.text import bounded
+from postroom.consumers.words import conflict
 
 from .answers import (
     Abandoned,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from .answers import Answer, Claim, Finish, Result
     from .entry import Entry, Holder
 
-__all__ = ["Mark", "Verdict", "abandon", "begin", "begin_in_turn", "holds_up", "is_held_up", "may_begin_unseen", "settle", "tally"]
+__all__ = ["Mark", "Verdict", "abandon", "begin", "begin_in_turn", "given_up", "holds_up", "is_held_up", "may_begin_unseen", "settle", "tally"]
 
 Mark: TypeAlias = Literal["running", "returned", "ended"]
 """What a process noted about an attempt in memory that outlives it: its handler has begun; it has returned, and nothing is to be stored for it
@@ -95,6 +96,17 @@ def is_held_up(claim: Claim, first: str | None) -> bool:
 def holds_up(answer: Answer) -> bool:
     """Whether a job with this answer holds up the later ones of its ordering key: it was delivered, and neither begun, nor done, nor stale."""
     return isinstance(answer, RunningElsewhere | Waiting | Exhausted | Conflict)
+
+
+def given_up(claim: Claim, answer: Answer) -> str | None:
+    """Why a job with this answer goes nowhere before a person has decided; None when it does."""
+    match answer:
+        case Exhausted():
+            return answer.last_error
+        case Conflict():
+            return conflict(claim.envelope.key, owner=answer.owner, theirs=answer.theirs, ours=answer.ours)
+        case _:
+            return None
 
 
 def begin(entry: Entry, claim: Claim, holder: Holder, now: float) -> Verdict:

@@ -16,13 +16,14 @@ from postroom.adapters import text
 from postroom.adapters.errors import ConfigurationError, LeaseLost, Unavailable
 from postroom.adapters.seam import retries_of
 from postroom.adapters.sql.transaction import transact
-from postroom.outbox.holdups import Holdup, hold_up, let_go
+from postroom.outbox.holdups import Holdup, hold_up, let_go, revive
 from postroom.outbox.rows import insert_rows
 
 from .answers import RunningElsewhere, Started
 from .bounds import MOST_LOCK_WAIT, Blocked, bounded
 from .decide import abandon, tally
 from .entry import Holder
+from .giving_up import give_up
 from .locked import Locked
 from .recordset import document
 from .round import HELD_NOW, Round, copy_of
@@ -131,10 +132,18 @@ class Ledger:
         values = {"row_id": row_id, "old_replays": replays, "note": text.bounded(note)}
         return self._transact(lambda connection: _discard(connection, job, values))
 
-    def let_go(self, job: Holdup) -> None:
-        """A person has given this job up for good, or its work is done otherwise: it holds up its ordering key no more. Safe to repeat."""
-        jobs = [job, job._replace(queue=retries_of(job.queue))]  # where its queue is another program's, the copies are in the one beside it
-        self._transact(lambda connection: let_go(connection, jobs))
+    def let_go(self, job: Holdup) -> bool:
+        """A person has given this job up for good, or its work is done otherwise: it holds up its ordering key no more. Return whether it did."""
+        return self._transact(lambda connection: let_go(connection, _both(job)))
+
+    def revive(self, job: Holdup) -> None:
+        """A job that was given up is on its way again: if it holds up its ordering key, it is lost no more. Safe to repeat."""
+        if not self._native_delay:
+            self._transact(lambda connection: revive(connection, _both(job)))
+
+    def give_up(self, job: str, *, queue: str, stamp: tuple[int, int], note: str) -> bool:
+        """An operator's discard of a `job` that waits in `queue` for a message that is lost; see `postroom.consumers.ledger.giving_up`."""
+        return self._transact(lambda connection: give_up(connection, job=job, queue=queue, stamp=stamp, note=note) > 0)
 
     def purge(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` rows that ended more than `older_than` seconds ago; return how many. Call it until it returns less."""
@@ -230,6 +239,11 @@ class Ledger:
         """Stop watching attempts that have ended: whether they still held is told by their finish."""
         with self._lock:
             self._held.difference_update(attempts)
+
+
+def _both(job: Holdup) -> list[Holdup]:
+    """Where its queue is another program's, its copies are in the one beside it."""
+    return [job, job._replace(queue=retries_of(job.queue))]
 
 
 def _begun(answers: Iterable[Answer]) -> list[tuple[int, int]]:

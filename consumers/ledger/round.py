@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from postroom.outbox.holdups import hold_up, let_go
 from postroom.outbox.rows import build_row, insert_rows
 
-from .answers import AlreadyDone, Done, Failed, Finished, Later, RunningElsewhere, Started, Waiting
-from .decide import begin_in_turn, holds_up, is_held_up, may_begin_unseen, settle
+from .answers import AlreadyDone, Dead, Done, Failed, Finished, Later, RunningElsewhere, Started, Waiting
+from .decide import begin_in_turn, given_up, holds_up, is_held_up, may_begin_unseen, settle
 from .locked import Locked
 from .recordset import document
 from .statements import ADDRESS, FINISH_MANY, FIRST_HOLDUPS, INSERT_ABSENT, INSERT_EACH, INSERTED, LOCK_BY_ADDRESS, LOCK_BY_ID, NOW, READ_BY_ADDRESS
@@ -56,6 +56,7 @@ class Round:
         self._outgoing: list[NewRow] = []
         self._firsts: Mapping[tuple[str, str], str | None] = {}
         self._held_up: list[Holdup] = []
+        self._given_up: dict[Holdup, str] = {}
         self._let_go: list[Holdup] = []
         self._returns = connection.dialect.update_returning
 
@@ -71,7 +72,7 @@ class Round:
             self._defer(claims, ordered)
             ordered = [self._in_order(claim, answer) for claim, answer in zip(claims, ordered, strict=True)]
         insert_rows(self._connection, self._outgoing)
-        hold_up(self._connection, self._held_up)
+        hold_up(self._connection, self._held_up, self._given_up)
         let_go(self._connection, self._let_go)
         return results, ordered
 
@@ -94,6 +95,8 @@ class Round:
             return answer
         if holds_up(answer):
             self._held_up.append(claim.holdup)
+            if (why := given_up(claim, answer)) is not None:
+                self._given_up[claim.holdup] = why
         elif isinstance(answer, AlreadyDone):
             self._let_go.append(claim.holdup)
         elif isinstance(answer, Started) and self._first_of(claim) == claim.envelope.id:
@@ -129,14 +132,16 @@ class Round:
         if after is not None:
             locked.change(after)
             self._outgoing += self._consequences(finish, after)
-            self._hold_or_let_go(finish)
+            self._hold_or_let_go(finish, result)
         return result
 
-    def _hold_or_let_go(self, finish: Finish) -> None:
+    def _hold_or_let_go(self, finish: Finish, result: Result) -> None:
         if isinstance(finish, Done) and finish.started.holdup:
             self._let_go.append(finish.started.holdup)
         elif isinstance(finish, Failed) and finish.claim.ordered and not self._native_delay:
             self._held_up.append(finish.claim.holdup)
+            if isinstance(result, Dead):
+                self._given_up[finish.claim.holdup] = result.last_error
 
     def _consequences(self, finish: Finish, after: Entry) -> list[NewRow]:
         """The outbox rows that must be there if, and only if, the finish is stored."""

@@ -1,7 +1,7 @@
 """The life of one delivery, from top to bottom: decode, begin, handle, finish, settle.
 
-    decode    what arrived becomes a Work with its handler; or is refused: to the dead letters; or       `decode`
-              is none of ours, says a mapper: acked
+    decode    what arrived becomes a Work with its handler; or no job can be read in it: to the dead     `decode`
+              letters; or it is none of ours, says a mapper: acked
     begin     the ledger's answer: run it, ack it, defer it, or give it up                               `answered`
     handle    the handler's end becomes a finish                                                         attempts.py
     finish    the ledger stores it, together with what the handler enqueued                              committer.py
@@ -80,7 +80,7 @@ class Pipeline:
             return self._counts.copy()
 
     def decode(self, delivery: Delivery) -> Work | Refused | Passed:
-        """Say what arrived: a Work, that is a job with a handler; or Refused; or Passed, when a mapper says that it is no job."""
+        """Say what arrived: a Work, that is a job, if only one to be given up; or Refused; or Passed, when a mapper says that it is no job."""
         try:
             job = self._read(delivery)
         except Undecodable as error:
@@ -152,13 +152,15 @@ class Pipeline:
             return unmappable(envelope, f"it is a message of another program, and queue {delivery.queue!r} has no mapper here (any more)")
         return mapper.map_again(message, envelope)
 
-    def _work(self, delivery: Delivery, job: Envelope | Mapped) -> Work | Refused:
+    def _work(self, delivery: Delivery, job: Envelope | Mapped) -> Work:
+        """A job without a handler is one, too: it has its turn in the line of its ordering key, and the ledger knows that it was given up."""
         envelope, mapped = (job.envelope, job) if isinstance(job, Mapped) else (job, None)
-        handler = self._jobs.find(delivery.queue, envelope.type)
+        handler, misfit = self._jobs.find(delivery.queue, envelope.type), mapped.misfit if mapped else ""
         if handler is None:
-            return Refused(delivery=delivery, reason=f"no handler for type {envelope.type!r} here; its queue is {delivery.queue!r}")
+            handler = self._jobs.stand_in(delivery.queue)
+            misfit = f"no handler for type {envelope.type!r} here; its queue is {delivery.queue!r}"
         known = envelope.mapped or digest(delivery.message.body)
-        work = Work(delivery=delivery, envelope=envelope, handler=handler, digest=known, mapped=mapped)
+        work = Work(delivery=delivery, envelope=envelope, handler=handler, digest=known, mapped=mapped, misfit=misfit)
         work.gates = gates_of(work)
         return work
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import and_, bindparam, exists, func, or_, select
 
 from postroom.adapters.errors import Unavailable
+from postroom.adapters.seam import retries_of
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import now
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from .settings import WorkerSettings
 
-__all__ = ["Quiet"]
+__all__ = ["IS_PARKED", "Quiet"]
 
 _log = logging.getLogger("postroom.worker")
 
@@ -35,7 +36,15 @@ _NAMES: BindParameter[Sequence[str]] = bindparam("names", expanding=True)
 # What is behind a job that holds it up is not waited for: if that job has not failed, it is seen by itself.
 _WAITING = select(outbox.c.seq).where(outbox.c.status == "pending", outbox.c.available_at <= now(), outbox.c.queue.in_(_NAMES), ~IS_HELD_UP).limit(1)
 _NEWEST = select(func.max(outbox.c.seq))
-_UNENDED = select(ledger.c.id).where(ledger.c.status.in_(("pending", "running")), ledger.c.queue.in_(_NAMES)).limit(1)
+_ITS_MESSAGE = (outbox.c.id == ledger.c.job_id, outbox.c.queue.in_((ledger.c.queue, ledger.c.queue.concat(retries_of("")))))
+IS_PARKED = exists().where(*_ITS_MESSAGE, outbox.c.status == "parked")
+"""Of a row of the ledger: whether the broker refused the job's message for good, so that a person has to decide."""
+_IS_BEHIND = exists().where(*_ITS_MESSAGE, outbox.c.status == "pending", IS_HELD_UP)
+_UNENDED = (
+    select(ledger.c.id)
+    .where(ledger.c.status.in_(("pending", "running")), ledger.c.queue.in_(_NAMES), ~and_(ledger.c.status == "pending", or_(IS_PARKED, _IS_BEHIND)))
+    .limit(1)
+)
 
 
 class _Look(NamedTuple):
@@ -47,8 +56,8 @@ class Quiet:
     """Looks at the outbox first and at the queues then, the way that jobs go, so none slips by between the two.
 
     A retry that waits for its time is not quiet; a job that its sender has delayed is, and so is one that a dead letter of its ordering key holds
-    up. Quiet are two looks in a row without anything to do
-    and without a new row in the outbox between them: a job that ended between two looks has left no other behind.
+    up, or whose retry the broker refused for good. Quiet are two looks in a row without anything to do and without a new row in the outbox between
+    them: a job that ended between two looks has left no other behind.
     """
 
     def __init__(self, engine: Engine, adapter: Adapter, *, carriers: Collection[str], queues: Collection[str]) -> None:

@@ -34,7 +34,7 @@ class Receipt:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Refused(Receipt):
-    """What arrived is no job that anybody here can do."""
+    """What arrived is no job, as far as anybody here can read it."""
 
     reason: str
 
@@ -48,7 +48,7 @@ class Passed(Receipt):
 class Work(Receipt):
     """A job and its handler. One thread at a time changes it.
 
-    `mapped`: what a mapper has made of it, if another program sent it.
+    `mapped`: what a mapper has made of it, if another program sent it. `misfit`: why no handler can have it; it fails for good without being run.
 
     `gates`: what it may not run beside; `inside`: it has passed them. `alone`: it was answered Later, so it is begun in a round of its own.
     `started`: the attempt, once begun.
@@ -60,6 +60,7 @@ class Work(Receipt):
     handler: Handler
     digest: str
     mapped: Mapped | None = None
+    misfit: str = ""
     gates: Sequence[GateName] = ()
     inside: bool = False
     alone: bool = False
@@ -73,8 +74,8 @@ class Work(Receipt):
     @property
     def payload(self) -> bytes:
         """The JSON that its handler gets. Raises Misfit when there is none."""
-        if self.mapped and self.mapped.misfit:
-            raise Misfit(self.mapped.misfit)
+        if self.misfit:
+            raise Misfit(self.misfit)
         return self.mapped.payload if self.mapped else self.delivery.message.body
 
     @property
