@@ -74,7 +74,7 @@ class Queue:
         weights = [flaw(f"the weight of priority {name!r}", weight, whole=True, least=1) for name, weight in self.priorities.items()]
         if wrong := flaws(flaw("lease", self.lease, above=0, unit="seconds"), *weights):
             raise ConfigurationError(f"queue {self.name!r}: {wrong}")
-        if itself := next((name for name in self.carriers if name in map(self.dead_letter_of, self.carriers)), None):
+        if itself := next((name for name in (self.name, *self.carriers) if name in map(self.dead_letter_of, self.carriers)), None):
             raise ConfigurationError(f"queue {self.name!r}: its dead letters can't go to {itself!r}, where its jobs are: they would come round again")
         if self.priorities and (self.groups or self.ordered):
             raise ConfigurationError(f"queue {self.name!r}: priorities can't be kept together with an order or with groups")
@@ -237,6 +237,8 @@ class Capabilities:
     """A settled delivery makes room for another at once; else all that were fetched together are settled first (Kafka's share groups)."""
     lists: bool = True
     """`carriers()` tells of all that were declared, by whomever; else of those that this adapter has declared or was asked about (RabbitMQ)."""
+    single: str = ""
+    """The option of the URL by which only one process can consume, because it names one member of a group; empty: any number can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +263,12 @@ class Consumer(Protocol):
     def receive(self, limit: int, timeout: float) -> Sequence[Delivery]:
         """Return up to `limit` deliveries as soon as there is one; none when `timeout` seconds have passed, which is not an error.
 
-        Raises Unavailable when the backend can't be reached.
+        Raises Unavailable when none can come. While some can, of other carriers, only `troubles` and the log tell of those that can't be read.
         """
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        """What keeps the jobs of a carrier from coming, as far as is known by now, each with its name; none while all are consumed. Never blocks."""
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Done: they are never delivered again."""
@@ -301,10 +307,11 @@ class DeadLetters(Protocol):
     def take(self, ids: Sequence[str]) -> Sequence[DeadLetter]:
         """Remove these and return them; those not there (any more) are left out."""
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Header] | None = None) -> Sequence[str]:
-        """Publish these to their queue again, `headers` laid over their own, attempts 0; return the ids that were put back.
+    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]] | None = None) -> Sequence[str]:
+        """Publish these to their queue again, attempts 0; return the ids that were put back. `headers` are, by id, what is laid over their own.
 
-        Each is in its queue, durably, before it leaves the dead letters.
+        Each is in its queue, durably, before it leaves the dead letters. Where a part of them can be put back, it is; for the others it
+        raises Unavailable when they are all that is asked for.
         """
 
 
@@ -317,10 +324,13 @@ class Adapter(Protocol):
         """Declare queues with all they need; idempotent.
 
         Raises TopologyMismatch when one exists with other arguments (with `passive` also when one is missing), and changes nothing then.
+        Raises ConfigurationError when two of them contradict each other (see `declaring`), and asks no server then.
         """
 
-    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:
+    def prepare(self, queues: Collection[str], *, group: str, passive: bool = False) -> Mapping[str, Hold]:
         """Set up what the backend keeps of a group that will consume these carriers, which are declared; idempotent.
+
+        With `passive` only compare: raises TopologyMismatch that names what differs, and changes nothing.
 
         Return the carriers whose deliveries can be held for a limited time only, which `extend` can't lengthen: afterwards a delivery goes to
         others, uncharged, though its handler still runs.

@@ -280,7 +280,7 @@ def test_another_declaration_of_a_queue_is_told_in_one_line(memory, other, told)
 
 
 def test_two_queues_of_one_call_that_contradict_each_other_declare_nothing(memory):
-    with pytest.raises(TopologyMismatch):
+    with pytest.raises(ConfigurationError):
         memory.ensure([Queue(name="new"), Queue(name="new", ordered=True)])
     with pytest.raises(TopologyMismatch, match="queue 'new': expected it to be declared, and it is not there"):
         memory.ensure([Queue(name="new")], passive=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from postroom.adapters.errors import LeaseLost, Unavailable
+from postroom.adapters.errors import ConfigurationError, LeaseLost, Unavailable
 from postroom.adapters.rabbitmq.consumer import LONGEST_WAIT, RabbitConsumer
 from postroom.adapters.rabbitmq.layout import Carrier
 from postroom.adapters.rabbitmq.options import Options
@@ -210,6 +211,32 @@ def test_s006_a_delivery_waits_here_for_half_of_a_shorter_consumer_timeout(conne
     clock.now += 11
     consumer.extend(handed_out, 30)
     assert connection.channel_now.settled == [("nack", 2, True)]
+
+
+def test_a_queue_that_can_not_be_subscribed_to_is_left_alone_for_longer_each_time_and_the_others_are_served(connection):
+    clock, tried = Clock(), []
+    carriers = [Carrier(name=name, dead_letter="dlq") for name in ("good", "bad")]
+    consumer = subscribed(connection, carriers=carriers, clock=clock)
+    good, bad = connection.channels
+    consumer._broker.topology.restore = lambda _, name, partly: tried.append((name, clock.now)) or refuse(name, partly)  # noqa: SLF001
+    bad.cancel()
+    for tag in range(1, 301):
+        good.deliver(tag, f"{tag}")
+        (delivery,) = consumer.receive(1, 0)
+        consumer.ack([delivery])
+        clock.now += 0.1
+    assert consumer.troubles == ["queue 'bad': it is gone"]
+    pauses = [round(after - before, 1) for (_, before), (_, after) in itertools.pairwise(tried)]
+    assert pauses[:5] == pytest.approx([0.5, 1.0, 2.0, 4.0, 5.0], abs=0.11)
+    assert {name for name, _ in tried} == {"bad"}
+    consumer._broker.topology.restore = lambda _, name, partly: Carrier(name=name, dead_letter="dlq")  # noqa: ARG005, SLF001
+    clock.now += 5
+    consumer.receive(1, 0)
+    assert consumer.troubles == []
+
+
+def refuse(name, _):
+    raise ConfigurationError(f"queue {name!r}: it is gone")
 
 
 def test_a_server_that_is_away_is_asked_once_for_all_queues():

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker
 from sqlalchemy.engine import make_url
 
-from postroom.adapters import Queue, connect
+from postroom.adapters import Consumer, Queue, Unavailable, connect
+from postroom.adapters.rabbitmq.topology import Topology
+from postroom.consumers import Context
 from postroom.consumers.status import status_of
-from postroom.consumers.worker import worker
 from postroom.outbox import Outbox, Relay
 from support.command import postroom
-from support.inprocess import office, working
+from support.inprocess import Office, office, working
 from support.proxy import Proxy
 from support.rabbit import Server, raw
 from support.workers import Place, eventually, place, supervisor
@@ -212,32 +213,109 @@ def test_s014_a_queue_deleted_under_a_worker_is_made_again_and_served(site: Site
     assert len(site.runs("running")) == 1
 
 
-def test_s014_a_queue_that_comes_back_as_another_is_one_clear_line_until_the_operator_mends_it(site: Site) -> None:
-    with site.works():
+def test_s014_a_queue_that_comes_back_as_another_is_one_clear_line_and_nobody_is_ready_until_the_operator_mends_it(site: Site) -> None:
+    ready = site.at.flag("ready")
+    with site.works(processes=2):
         site.enqueue("brief", "before")
-        eventually(lambda: site.effects() == ["before"])
+        eventually(lambda: site.effects() == ["before"] and ready.exists())
         replace_by_classic(site.server.url, site.name)
         told = f"): queue '{site.name}': expected x-dead-letter-exchange '', but it is there with x-dead-letter-exchange none\n"
-        eventually(lambda: site.at.says(told))
+        eventually(lambda: site.at.says(told) and not ready.exists())
         with raw(site.server.url) as channel:
             channel.queue_delete(site.name)
         site.enqueue("brief", "after")
         site.assert_all_done("before", "after")
+        eventually(ready.exists)
 
 
-def test_s014_a_worker_with_a_queue_that_it_can_not_read_is_not_ready(
-    rabbitmq_server: Server, sqlite_database_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["", "#1"], ids=["a queue", "a partition"])
+def test_s014_s015_a_worker_is_not_ready_while_it_can_not_read_one_of_its_queues_however_busy_it_is_with_another(
+    rabbitmq_server: Server, sqlite_database_url: str, name: str, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker, "DEAF", 3.0)
-    with office(sqlite_database_url, connect(rabbitmq_server.url)) as here:
-        here.jobs.handler("note", queue=name)(lambda _: None)
+    with office(sqlite_database_url, connect(f"{rabbitmq_server.url}?partitions=2"), name=f"{name}-busy") as here:
+        queue, lost = Queue(name=name, ordered=bool(part)), f"{name}{part}"
+        busy, done = keep_busy(here), note(here, queue)
         with working(here.worker()) as shift:
             eventually(shift.worker.ready)
-            replace_by_classic(rabbitmq_server.url, name)
-            eventually(lambda: not shift.worker.ready())
+            replace_by_classic(rabbitmq_server.url, lost)
+            told = f"not subscribed: queue '{lost}': expected x-dead-letter-exchange '', but it is there with x-dead-letter-exchange none"
+            eventually(lambda: told in caplog.messages)
+            so_far = len(busy)
+            eventually(lambda: len(busy) > so_far + 5)
+            assert not shift.worker.ready()
+            assert caplog.messages.count(told) == 1
             with raw(rabbitmq_server.url) as channel:
-                channel.queue_delete(name)
+                channel.queue_delete(lost)
             eventually(shift.worker.ready)
+            here.enqueue("note", "after", queue=queue)
+            eventually(lambda: done == ["after"])
+
+
+def test_s014_another_queue_that_comes_between_the_look_and_the_subscription_is_not_read(
+    rabbitmq_server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def look_too_early(topology: Topology, channel: Any, name: str, *, partly: bool) -> Any:
+        found = restore(topology, channel, name, partly=partly)
+        looked.append(name)
+        if len(looked) == 1:
+            replace_by_classic(rabbitmq_server.url, name)
+        return found
+
+    restore = Topology.restore
+    monkeypatch.setattr(Topology, "restore", look_too_early)
+    with closing(connect(rabbitmq_server.url)) as adapter:
+        adapter.ensure([Queue(name=name)])
+        consumer = adapter.consume({name: 1}, group="g", prefetch=5, name="w")
+        assert consumer.receive(1, 0) == []
+        with raw(rabbitmq_server.url) as channel:
+            channel.queue_delete(name)
+        eventually(lambda: [trouble for trouble in _troubles(consumer) if "expected x-" in trouble])
+        with raw(rabbitmq_server.url) as channel:
+            assert channel.queue_declare(name, passive=True).method.consumer_count == 0
+
+
+def _troubles(consumer: Consumer) -> Sequence[str]:
+    with suppress(Unavailable):
+        consumer.receive(1, 0.1)
+    return consumer.troubles
+
+
+def test_s015_a_worker_without_its_server_is_not_ready_until_it_is_back(rabbitmq_server: Server, sqlite_database_url: str, name: str) -> None:
+    with Proxy(rabbitmq_server.port) as proxy:
+        url = rabbitmq_server.url.replace(f":{rabbitmq_server.port}", f":{proxy.port}")
+        with office(sqlite_database_url, connect(url), name=name) as here:
+            done = note(here, Queue(name=name))
+            with working(here.worker()) as shift:
+                eventually(shift.worker.ready)
+                proxy.refuse()
+                eventually(lambda: not shift.worker.ready())
+                proxy.accept()
+                eventually(shift.worker.ready)
+                here.enqueue("note", "after")
+                eventually(lambda: done == ["after"])
+
+
+def keep_busy(here: Office) -> list[str]:
+    """Have a job in the office's own queue that makes the next one, for ever; return where the keys are noted."""
+    done: list[str] = []
+
+    @here.jobs.handler("again", queue=here.name)
+    def again(_: Any, context: Context) -> None:
+        done.append(context.job.key)
+        context.enqueue("again", {}, key=f"{len(done)}")
+
+    here.adapter.ensure([Queue(name=here.name)])
+    here.enqueue("again", "0")
+    return done
+
+
+def note(here: Office, queue: Queue) -> list[str]:
+    """Return where the keys of this queue's jobs are noted."""
+    done: list[str] = []
+    here.jobs.handler("note", queue=queue)(lambda _, context: done.append(context.job.key))
+    return done
 
 
 def replace_by_classic(url: str, name: str) -> None:

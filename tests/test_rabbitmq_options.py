@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import socket
+import ssl
 import subprocess
 import threading
 from contextlib import suppress
 
+import pika
 import pytest
 
 from postroom.adapters.connect import connect
@@ -48,6 +52,14 @@ def test_every_option_of_pika_goes_by_its_own_name():
     assert parameters.client_properties.items() >= {"team": "shop", "product": "Postroom"}.items()
 
 
+def test_no_parameter_of_pika_is_out_of_reach():
+    the_rest_of_the_url = {"host", "port", "virtual_host", "credentials", "ssl_options", "kwargs"}
+    with pytest.raises(ConfigurationError) as refusal:
+        parse("amqp://broker?no=option")
+    told = re.findall(r"\w+", str(refusal.value).partition("there are")[2])
+    assert {*inspect.signature(pika.ConnectionParameters).parameters} - the_rest_of_the_url <= {*told}
+
+
 def test_options_of_our_own():
     options = parse("amqp://broker?queue_type=classic&partitions=3&exchange=shop&confirm_timeout=2.5&patience=4&connection_name=checkout")
     assert (options.queue_type, options.partitions, options.exchange) == (QueueType.CLASSIC, 3, "shop")
@@ -78,6 +90,41 @@ def test_s005_nothing_is_warned_of_where_all_handlers_end_in_time_or_the_server_
 def test_a_certificate_may_stand_for_user_and_password():
     (parameters,) = parse("amqps://broker?auth=external").parameters("publishing")
     assert parameters.credentials.TYPE == "EXTERNAL"
+
+
+def test_options_beside_the_url_are_as_if_it_said_them_and_may_be_what_no_url_can_say():
+    login, tls = pika.PlainCredentials("shop", SECRET), pika.SSLOptions(ssl.create_default_context(), "broker")
+    said = {"credentials": login, "ssl_options": tls, "tcp_options": {"TCP_KEEPIDLE": 60}, "heartbeat": 7, "partitions": 3}
+    options = parse("amqps://one,two/orders?patience=4", said)
+    for parameters in options.parameters("publishing"):
+        assert (parameters.credentials, parameters.ssl_options) == (login, tls)
+        assert (parameters.heartbeat, parameters.tcp_options) == (7, {"TCP_KEEPIDLE": 60})
+    assert (options.partitions, options.patience, options.user) == (3, 4, "shop")
+    assert SECRET not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("amqp://broker?heartbeat=3", {"heartbeat": 4}, "option 'heartbeat' is given twice"),
+        ("amqp://broker", {"hartbeat": 4}, "there is no option 'hartbeat'"),
+        ("amqp://broker", {"heartbeat": print}, "option 'heartbeat': a text or a number"),
+        ("amqp://broker", {"tcp_options": [1]}, "option 'tcp_options': a JSON object"),
+        ("amqp://shop@broker", {"credentials": pika.PlainCredentials("shop", SECRET)}, "who logs in is given twice"),
+        ("amqps://broker?auth=external", {"credentials": pika.PlainCredentials("shop", SECRET)}, "who logs in is given twice"),
+        (f"amqp://broker?credentials={SECRET}", {}, "option 'credentials': an object of PlainCredentials"),
+        ("amqp://broker", {"ssl_options": pika.SSLOptions(ssl.create_default_context())}, "option 'ssl_options' needs amqps:"),
+        (
+            "amqps://broker?cafile=ca.pem",
+            {"ssl_options": pika.SSLOptions(ssl.create_default_context())},
+            "'cafile': 'ssl_options' says",
+        ),
+    ],
+)
+def test_options_beside_the_url_are_looked_at_as_closely(url, options, told):
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        connect(url, options)
+    assert SECRET not in str(refused.value)
 
 
 def test_without_a_word_about_it_a_dead_peer_is_missed_within_a_lease():

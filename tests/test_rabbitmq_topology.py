@@ -120,6 +120,19 @@ def test_a_declaration_that_was_cut_short_is_completed(rabbitmq_url, adapter, na
     adapter.ensure([queue], passive=True)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_without_a_word_about_it_a_queue_is_a_quorum_queue_that_loses_nothing_by_itself(rabbitmq_url, adapter, name, ordered):
+    adapter.ensure([Queue(name=name, ordered=ordered)])
+    no_limit = {"x-queue-type": "quorum", "x-delivery-limit": 2**31 - 1}  # the ledger counts attempts; RabbitMQ 4 would give up after 20 deliveries
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dlq", "x-dead-letter-strategy": "at-least-once"}
+    one_reader = {"x-single-active-consumer": True} if ordered else {}
+    with raw(rabbitmq_url) as channel:
+        for queue in [f"{name}#{number}" for number in range(8)] if ordered else [name]:  # refused unless it is the very same
+            channel.queue_declare(queue, durable=True, arguments={**no_limit, **letters, **one_reader, "x-overflow": "reject-publish"})
+        channel.queue_declare(f"{name}.dlq", durable=True, arguments=no_limit)
+        channel.exchange_declare("postroom", "direct", durable=True)
+
+
 def test_queues_are_durable_and_of_the_type_that_was_chosen(rabbitmq_url, name):
     adapter = connect(f"{rabbitmq_url}?queue_type=classic")
     adapter.ensure([Queue(name=name)])

@@ -62,6 +62,7 @@ def test_messages_from_a_foreign_queue_come_again_in_one_beside_it_and_others_wh
         ({"name": "emails", "dead_letter": "no where"}, "queue name 'no where'"),
         ({"name": "emails", "dead_letter": "emails"}, "its dead letters can't go to 'emails', where its jobs are"),
         ({"name": "emails", "dead_letter": "emails.high", "priorities": {"low": 1, "high": 4}}, "its dead letters can't go to 'emails.high'"),
+        ({"name": "orders", "dead_letter": "orders", "groups": ("mail",)}, "its dead letters can't go to 'orders', where its jobs are"),
         ({"name": "celery", "dead_letter": "celery.retry", "foreign": True}, "its dead letters can't go to 'celery.retry'"),
         ({"name": "emails", "lease": 0.0}, "lease must be more than 0 seconds, not 0.0"),
         ({"name": "emails", "lease": float("nan")}, "lease must be more than 0 seconds, not nan"),

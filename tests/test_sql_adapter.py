@@ -219,7 +219,7 @@ def test_a_deferred_status_names_the_state_as_the_machine_does(broker: Broker) -
     failed = broker.rows()["one"]
     assert (failed.status, failed.attempts, failed.last_error) == ("failed", 2, "second")
     [letter] = broker.adapter.dead_letters("emails").list()
-    assert broker.adapter.dead_letters("emails").put_back([letter.id], {"postroom-replays": 1}) == [letter.id]
+    assert broker.adapter.dead_letters("emails").put_back([letter.id], {letter.id: {"postroom-replays": 1}}) == [letter.id]
     again = broker.rows()["one"]
     assert (again.status, again.attempts, again.replays, again.last_error, again.finished_at) == ("pending", 0, 1, "second", None)
     [delivery] = consumer.receive(1, 10)

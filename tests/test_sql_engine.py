@@ -18,6 +18,7 @@ from postroom.adapters.errors import AccessDenied, ConfigurationError, MissingEx
 from postroom.adapters.sql.engine import engine_url, open_engine, prepare, reading, shown
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.text import MAX_TEXT, bounded
+from support import services
 
 SECRET = "hunter2-s3cret"  # noqa: S105 - nobody's
 
@@ -26,9 +27,7 @@ things = Table("things", MetaData(), Column("id", Integer, primary_key=True))
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return services.free_port()
 
 
 def _said(url: str, kind: type[Exception]) -> str:

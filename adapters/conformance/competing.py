@@ -13,7 +13,7 @@ from .stage import ids
 from .strings import Puppet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from postroom.adapters.seam import Consumer, Delivery, Queue
 
@@ -29,9 +29,7 @@ class Threads:
         queue = stage.queue()
         published = stage.fill(queue, 100)
         consumers = [stage.consumer(queue, prefetch=2) for _ in range(2)]
-        with ThreadPoolExecutor() as pool:
-            parts = list(pool.map(lambda consumer: self._drain(stage, consumer), consumers))
-        assert sorted(parts[0] + parts[1]) == published
+        assert sorted(self._drained(stage, consumers, 100)) == published
 
     def test_messages_published_by_several_threads_all_arrive(self, stage: Stage) -> None:
         queue = stage.queue()
@@ -63,10 +61,7 @@ class Threads:
         queue = stage.queue(ordered=True)
         messages = [stage.message(queue, key=f"key-{number % 4}") for number in range(60)]
         stage.publish(*messages)
-        begun: list[str] = []
-        consumers = [stage.consumer(queue, prefetch=3) for _ in range(2)]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda consumer: self._drain(stage, consumer, begun), consumers))
+        begun = self._drained(stage, [stage.consumer(queue, prefetch=3) for _ in range(2)], 60)
         for key in {message.ordering_key for message in messages}:
             own = [message.id for message in messages if message.ordering_key == key]
             assert [identity for identity in begun if identity in own] == own
@@ -89,6 +84,7 @@ class Threads:
         consumers = [stage.consumer(queue, prefetch=20) for _ in range(2)]
         with ThreadPoolExecutor() as pool:
             taken = [delivery for part in pool.map(stage.rest, consumers) for delivery in part]
+        taken += stage.exactly(20 - len(taken), *consumers)
         assert sorted(ids(taken)) == published
         assert {delivery.attempts for delivery in taken} == {1} or not stage.capabilities.counts_attempts
 
@@ -102,7 +98,7 @@ class Threads:
         with ThreadPoolExecutor() as pool:
             parts = list(pool.map(lambda _: list(stage.adapter.dead_letters(queue.name).put_back(letters)), range(2)))
         assert sorted(parts[0] + parts[1]) == sorted(letters)
-        assert sorted(ids(stage.rest(consumer))) == published
+        assert sorted(ids(stage.exactly(10, consumer))) == published
 
     def test_closing_the_adapter_ends_a_wait(self, stage: Stage) -> None:
         consumer = stage.consumer(stage.queue())
@@ -133,14 +129,23 @@ class Threads:
         return False
 
     @staticmethod
-    def _drain(stage: Stage, consumer: Consumer, begun: list[str] | None = None) -> list[str]:
-        """Take and ack one by one until nothing comes; also note each in `begun` before its ack."""
-        done: list[str] = []
-        while taken := list(consumer.receive(1, stage.harness.silence)):
-            (begun if begun is not None else []).extend(ids(taken))
-            consumer.ack(taken)
-            done += ids(taken)
-        return done
+    def _drained(stage: Stage, consumers: Sequence[Consumer], count: int) -> list[str]:
+        """Have each consumer, in a thread of its own, take and ack one by one until all have begun `count` together, and see that no more come.
+
+        Return the ids in the order of their beginning.
+        """
+        begun: list[str] = []
+        late = time.monotonic() + stage.harness.patience
+
+        def drain(consumer: Consumer) -> None:
+            while len(begun) < count and time.monotonic() < late:
+                taken = list(consumer.receive(1, stage.harness.silence))
+                begun.extend(ids(taken))  # before the ack, which lets the next of its key go
+                consumer.ack(taken)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(drain, consumers))
+        return begun + ids(stage.exactly(0, *consumers))
 
 
 class Processes:
@@ -160,9 +165,7 @@ class Processes:
         queue = stage.queue()
         with self._puppet(stage, queue, "one") as one, self._puppet(stage, queue, "two") as two:
             published = stage.fill(queue, 100)
-            for puppet in (one, two):
-                puppet.send(f"drain {stage.harness.silence * 5}")
-            assert sorted(one.answer() + two.answer()) == published
+            assert sorted(self._drained_by(stage, [one, two], 100)) == published
 
     def test_what_a_killed_process_published_is_still_there(self, stage: Stage) -> None:
         stage.needs("shared")
@@ -194,6 +197,17 @@ class Processes:
             doomed.kill()
         stage.adapter.abandon("doomed")
         assert stage.drain(stage.consumer(queue), 1) == published
+
+    @staticmethod
+    def _drained_by(stage: Stage, puppets: Sequence[Puppet], count: int) -> list[str]:
+        """Have all of them drain at once, again until they have done `count` together."""
+        done: list[str] = []
+        late = time.monotonic() + stage.harness.patience
+        while len(done) < count and time.monotonic() < late:
+            for puppet in puppets:
+                puppet.send(f"drain {stage.harness.silence * 5}")
+            done += [identity for puppet in puppets for identity in puppet.answer()]
+        return done
 
     @staticmethod
     @contextmanager

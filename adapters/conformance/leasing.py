@@ -163,10 +163,9 @@ class Leases:
         stage.fill(one, 6)
         stage.fill(two, 6)
         consumer = stage.subscribe({one.name: 1, two.name: 1}, prefetch=3)
-        held = stage.rest(consumer)
-        assert len(held) == 3
+        held = stage.exactly(3, consumer)
         consumer.ack(held[:2])
-        assert len(stage.rest(consumer)) == 2
+        stage.exactly(2, consumer)
 
     def test_no_more_than_the_limit_is_returned_at_once(self, stage: Stage) -> None:
         queue = stage.queue()

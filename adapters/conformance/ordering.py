@@ -21,14 +21,13 @@ class Ordered:
         stage.needs("ordered")
         queue = stage.queue(ordered=True)
         a, _, b = stage.publish(stage.message(queue, key="a"), stage.message(queue, key="a"), stage.message(queue, key="b"))
-        assert sorted(ids(stage.rest(stage.consumer(queue)))) == [a, b]
+        assert sorted(ids(stage.exactly(2, stage.consumer(queue)))) == [a, b]
 
     def test_two_consumers_never_hold_jobs_of_one_key_together(self, stage: Stage) -> None:
         stage.needs("ordered")
         queue = stage.queue(ordered=True)
         published = stage.fill(queue, 3, key="a")
-        first, second = stage.consumer(queue), stage.consumer(queue)
-        assert ids(stage.rest(first) + stage.rest(second)) == published[:1]
+        assert ids(stage.exactly(1, stage.consumer(queue), stage.consumer(queue))) == published[:1]
 
     def test_the_jobs_of_each_key_run_in_their_order(self, stage: Stage) -> None:
         stage.needs("ordered")
@@ -44,7 +43,7 @@ class Ordered:
         stage.needs("ordered")
         queue = stage.queue(ordered=True)
         published = stage.fill(queue, 4)
-        assert sorted(ids(stage.rest(stage.consumer(queue)))) == published
+        assert sorted(ids(stage.exactly(4, stage.consumer(queue)))) == published
 
     def test_a_released_job_of_a_key_comes_before_its_followers(self, stage: Stage) -> None:
         stage.needs("ordered")
@@ -147,7 +146,7 @@ class Priority:
         queue = stage.queue(priorities={"high": 4, "low": 1})
         (urgent,) = stage.fill(f"{queue.name}.high", 1)
         stage.fill(f"{queue.name}.low", 1)
-        assert ids(stage.rest(stage.consumer(f"{queue.name}.high"))) == [urgent]
+        assert ids(stage.exactly(1, stage.consumer(f"{queue.name}.high"))) == [urgent]
 
     @staticmethod
     def _serve(stage: Stage, consumer: Consumer) -> str:
@@ -165,7 +164,7 @@ class FanOut:
         published = stage.fill(topic, 5)
         for group in ("mail", "stock"):
             consumer = stage.consumer(f"{topic.name}.{group}", group=group)
-            assert sorted(ids(stage.rest(consumer))) == published
+            assert sorted(ids(stage.exactly(5, consumer))) == published
 
     def test_the_groups_settle_apart(self, stage: Stage) -> None:
         stage.needs("fan_out")
@@ -181,9 +180,8 @@ class FanOut:
         stage.needs("fan_out", "competing")
         topic = stage.queue("orders", groups=("mail",))
         published = stage.fill(topic, 10)
-        first, second = (stage.consumer(f"{topic.name}.mail", group="mail", prefetch=5) for _ in range(2))
-        taken = stage.rest(first) + stage.rest(second)
-        assert sorted(ids(taken)) == published
+        consumers = [stage.consumer(f"{topic.name}.mail", group="mail", prefetch=5) for _ in range(2)]
+        assert sorted(ids(stage.exactly(10, *consumers))) == published
 
     def test_a_message_for_one_group_reaches_that_group_only(self, stage: Stage) -> None:
         stage.needs("fan_out")

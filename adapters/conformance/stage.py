@@ -119,8 +119,19 @@ class Stage:
         """Wait for one delivery."""
         return self.receive(consumer, 1)[0]
 
+    def exactly(self, count: int, *consumers: Consumer) -> list[Delivery]:
+        """Wait for `count` deliveries, whichever of these gets them, and see that no more come."""
+        received: list[Delivery] = []
+        late = time.monotonic() + self.harness.patience
+        turns = itertools.cycle(consumers)
+        while len(received) < count and time.monotonic() < late:
+            received += next(turns).receive(count - len(received), self.harness.silence)
+        received += [delivery for consumer in consumers for delivery in self.rest(consumer)]
+        assert len(received) == count, f"{len(received)} deliveries instead of {count}: {ids(received)}"
+        return received
+
     def rest(self, consumer: Consumer, limit: int = 1000) -> list[Delivery]:
-        """All that comes until nothing comes any more."""
+        """What comes until nothing has come for a while: to see that nothing does. For what must come, a busy machine may take longer."""
         received: list[Delivery] = []
         late = time.monotonic() + self.harness.patience
         while batch := consumer.receive(limit, self.harness.silence):

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "open_memory"]
 
 
-def open_memory(url: str) -> Adapter:
-    """A new, empty Memory. Raises ConfigurationError for a URL with a name in it: parts that share a Memory share the object."""
+def open_memory(url: str, options: Mapping[str, object]) -> Adapter:
+    """A new, empty Memory. Raises ConfigurationError for options, and for a URL with a name in it: parts that share a Memory share the object."""
+    if options:
+        raise ConfigurationError(f"memory: has no options, and {min(options)!r} is given")
     if url.partition(":")[2].strip("/"):
         raise ConfigurationError(f"{url!r}: write `memory:`; to share one between the parts of a process, pass the adapter itself")
     return Memory()
@@ -56,7 +58,7 @@ class Memory:
             self._store.require_open()
             self._topology.ensure(queues, passive=passive)
 
-    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
+    def prepare(self, queues: Collection[str], *, group: str, passive: bool = False) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
         """Nothing to set up, and no limit: leases are extended for as long as a handler runs."""
         return {}
 

@@ -45,6 +45,11 @@ class MemoryConsumer:
                 self._store.changed.wait(min(left, self._until_something_is_due()))
             return taken
 
+    @property
+    def troubles(self) -> Sequence[str]:
+        """None, ever."""
+        return ()
+
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """running -> done."""
         self._settle(deliveries, lambda entry, now: self._store.move(entry, machine.ack(entry.job, entry.token, now)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from postroom.adapters.declaring import require_consistent
 from postroom.adapters.errors import TopologyMismatch
 
 from .lines import Line, OrderedLine
@@ -28,10 +29,10 @@ class Topology:
 
     def ensure(self, queues: Sequence[Queue], *, passive: bool) -> None:
         """Compare all, then declare what is missing. A topic may gain groups, and a queue priorities."""
-        planned = {name: carrier.queue for name, carrier in self._carriers.items()}
+        require_consistent(queues)
+        declared = {name: carrier.queue for name, carrier in self._carriers.items()}
         for queue in queues:
-            _compare(queue, planned, passive=passive)
-            planned |= dict.fromkeys(queue.carriers, queue)
+            _compare(queue, declared, passive=passive)
         for queue in queues:
             self._declare(queue)
 

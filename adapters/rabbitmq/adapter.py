@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from postroom.adapters.declaring import require_consistent
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.seam import Capabilities, Hold
 from postroom.adapters.weights import Turns
@@ -31,11 +32,11 @@ MAX_NAME = 200
 _CONSUMER_TIMEOUT = "it is RabbitMQ's consumer timeout; if this server has another one, say so in the URL: consumer_timeout=<seconds>, 0 for none"
 
 
-def open_rabbitmq(url: str) -> Adapter:
-    """Read the URL; nothing is connected before it is used. Raises ConfigurationError. See `options` for what a URL may say."""
-    options = parse(url)
+def open_rabbitmq(url: str, options: Mapping[str, object]) -> Adapter:
+    """Read the URL, and what is said beside it (see `options`); nothing is connected before it is used. Raises ConfigurationError."""
+    parsed = parse(url, options)
     _quieten()
-    return RabbitMQ(options)
+    return RabbitMQ(parsed)
 
 
 class RabbitMQ:
@@ -65,10 +66,11 @@ class RabbitMQ:
 
     def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
         """Declare; see `Adapter.ensure`. Passive, bindings are not looked at: RabbitMQ tells nobody of them."""
+        require_consistent(queues)
         with self._broker.channel() as channel:
             self._broker.topology.ensure(channel, queues, passive=passive)
 
-    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
+    def prepare(self, queues: Collection[str], *, group: str, passive: bool = False) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
         """Nothing to set up. The one limit is the server's consumer timeout, and it tells its clients none: the URL does (`consumer_timeout`)."""
         limit = self._broker.options.consumer_timeout
         return dict.fromkeys(queues, Hold(limit, _CONSUMER_TIMEOUT, assumed=True)) if limit else {}

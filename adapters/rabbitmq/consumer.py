@@ -44,8 +44,8 @@ class RabbitConsumer:
     """See `postroom.adapters.seam.Consumer`. It subscribes when `receive` is first called.
 
     RabbitMQ pushes; but of each queue no more than the caller wants in hand (what it asks for, and what is unsettled), so that others find work too.
-    When a subscription is lost (queue deleted, channel or connection closed), a `receive` that waits raises Unavailable, and the next one subscribes
-    again; what came over the lost one can't be settled any more, and RabbitMQ delivers it again.
+    When a subscription is lost (queue deleted, channel or connection closed), a `receive` that waits ends, and the next one subscribes again; it
+    raises Unavailable when there is no other. What came over the lost one can't be settled any more, and RabbitMQ delivers it again.
     """
 
     def __init__(
@@ -82,9 +82,15 @@ class RabbitConsumer:
             with self._changed:
                 while not (taken := self._take(limit)) and (left := late - time.monotonic()) > 0 and self._may_come(trouble):
                     self._changed.wait(left)
-                if not taken and (trouble := trouble or self._subscriptions.lost):
+                if not taken and not self._subscriptions.is_alive and (trouble := trouble or self._subscriptions.lost):
                     raise trouble
         return [_delivery(receipt) for receipt in taken]
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        """See `Consumer.troubles`."""
+        with self._changed:
+            return self._subscriptions.troubles
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """basic.ack, in a range where that is the same. Nobody confirms an ack: one that is lost on its way means a redelivery."""

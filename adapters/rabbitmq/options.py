@@ -6,7 +6,8 @@ Hosts are tried in their order. User, password and vhost are percent-encoded whe
 Options of our own: queue_type (quorum or classic), partitions (of an ordered queue), exchange, confirm_timeout, patience, connection_name, and
 consumer_timeout, the server's (1800 s unless it was changed there): a worker warns of handlers that may run for longer.
 For amqps: cafile, certfile, keyfile, keyfile_password, server_hostname, and auth=external for a user that the client's certificate names.
-Every other parameter of pika's goes by its own name.
+Every other parameter of pika's goes by its own name. A mapping beside the URL may say all of this too, and what is no text: `credentials` and
+`ssl_options`, objects of pika's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from postroom.adapters.urls import redact
 from .layout import LANES, QueueType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["Options", "parse"]
 
@@ -56,8 +57,8 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def _table(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+def _table(text: str | dict[str, Any]) -> dict[str, Any]:
+    value = json.loads(text) if isinstance(text, str) else text
     if not isinstance(value, dict):
         raise TypeError(f"a JSON object, not {text!r}")
     return value
@@ -80,6 +81,15 @@ def _auth(text: str) -> str:
     if text not in {"plain", "external"}:
         raise ValueError(f"plain or external, not {text!r}")
     return text
+
+
+def _instance_of(*types: type) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        if not isinstance(value, types):
+            raise TypeError(f"an object of {' or '.join(each.__name__ for each in types)}, beside the URL")
+        return value
+
+    return read
 
 
 _OURS: Mapping[str, Callable[[str], Any]] = {
@@ -106,7 +116,12 @@ _PIKA: Mapping[str, Callable[[str], Any]] = {
     "stack_timeout": _seconds,
     "tcp_options": _table,
 }
-_KNOWN = {**_OURS, **_TLS, **_PIKA}
+_OBJECTS: Mapping[str, Callable[[Any], Any]] = {
+    "credentials": _instance_of(pika.PlainCredentials, ExternalCredentials),
+    "ssl_options": _instance_of(pika.SSLOptions),
+}
+_KNOWN = {**_OURS, **_TLS, **_PIKA, **_OBJECTS}
+_NO_TEXT = {"client_properties", "tcp_options", *_OBJECTS}
 
 _DEFAULTS: Mapping[str, Any] = {
     "heartbeat": 20,  # seconds: a peer that vanished without a word is missed within one lease
@@ -127,7 +142,9 @@ class Options:
     user: str = "guest"
     password: str = field(default="guest", repr=False)
     auth: str = "plain"
+    credentials: pika.PlainCredentials | ExternalCredentials | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
+    ssl_options: pika.SSLOptions | None = None
     server_hostname: str | None = None
     queue_type: QueueType = QueueType.QUORUM
     partitions: int = 8
@@ -160,27 +177,30 @@ class Options:
                 host=host,
                 port=port,
                 virtual_host=self.virtual_host,
-                credentials=ExternalCredentials() if self.auth == "external" else pika.PlainCredentials(self.user, self.password),
-                ssl_options=pika.SSLOptions(self.tls, self.server_hostname or host) if self.tls else None,
+                credentials=self.credentials or self._login(),
+                ssl_options=pika.SSLOptions(self.tls, self.server_hostname or host) if self.tls else self.ssl_options,
                 **{**self.settings, "client_properties": properties},
             )
             for host, port in self.hosts
         ]
 
+    def _login(self) -> pika.PlainCredentials | ExternalCredentials:
+        return ExternalCredentials() if self.auth == "external" else pika.PlainCredentials(self.user, self.password)
 
-def parse(url: str) -> Options:
-    """Read a URL. Raises ConfigurationError, which names what is amiss and never shows the password."""
+
+def parse(url: str, options: Mapping[str, object] | None = None) -> Options:
+    """Read a URL, and options beside it. Raises ConfigurationError, which names what is amiss and never shows the password."""
     try:
         parts = _split(url)
         secure = parts.scheme == "amqps"
         userinfo, _, hosts = parts.netloc.rpartition("@")
-        given = _given(parts.query)
+        given = _given([*parse_qsl(parts.query, keep_blank_values=True), *(options or {}).items()])
         settings: dict[str, Any] = {name: value for name, value in given.items() if name in _OURS}
         return Options(
             hosts=tuple(_host(host, TLS_PORT if secure else PORT) for host in hosts.split(",")),
             virtual_host=_virtual_host(parts.path),
             settings={**_DEFAULTS, **{name: value for name, value in given.items() if name in _PIKA}},
-            **(settings | _credentials(userinfo) | _tls(given, secure=secure)),
+            **(settings | _credentials(userinfo, given) | _tls(given, secure=secure)),
         )
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{redact(url)!r}: {error}") from None
@@ -196,23 +216,33 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _credentials(userinfo: str) -> dict[str, str]:
+def _credentials(userinfo: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    if login := given.get("credentials"):
+        if userinfo or "auth" in given:
+            raise ValueError("option 'credentials': who logs in is given twice")
+        return {"credentials": login, "user": getattr(login, "username", "")}
     user, colon, password = userinfo.partition(":")
     return ({"user": unquote(user)} if user else {}) | ({"password": unquote(password)} if colon else {})
 
 
-def _given(query: str) -> dict[str, Any]:
+def _given(pairs: Iterable[tuple[str, object]]) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
+    for name, value in pairs:
         if name not in _KNOWN:
             raise ValueError(f"there is no option {name!r}; there are {', '.join(sorted(_KNOWN))}")
         if name in given:
             raise ValueError(f"option {name!r} is given twice")
         try:
-            given[name] = _KNOWN[name](text)
+            given[name] = _KNOWN[name](value if name in _NO_TEXT else _as_text(value))
         except (ValueError, TypeError) as error:
             raise ValueError(f"option {name!r}: {error}") from None
     return given
+
+
+def _as_text(value: object) -> str:
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"a text or a number, not an object of {type(value).__name__}")
+    return str(value)
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:
@@ -234,9 +264,13 @@ def _virtual_host(path: str) -> str:
 
 
 def _tls(given: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
-    told = {name: value for name, value in given.items() if name in _TLS}
+    told = {name: value for name, value in given.items() if name in _TLS or name == "ssl_options"}
     if told and not secure:
         raise ValueError(f"option {min(told)!r} needs amqps:")
+    if "ssl_options" in told and len(told) > 1:
+        raise ValueError(f"option {min(told)!r}: 'ssl_options' says it, too")
+    if "ssl_options" in told:
+        return told
     return {"tls": _context(told), "server_hostname": told.get("server_hostname")} if secure else {}
 
 

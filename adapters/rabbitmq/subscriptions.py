@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import PostroomError, Unavailable
@@ -25,8 +26,22 @@ __all__ = ["Subscriptions"]
 
 _log = logging.getLogger("postroom.rabbitmq")
 
-PAUSE = 0.5
-"""How long (seconds) to leave alone a queue that can't be subscribed to, while others are served."""
+FIRST_PAUSE, LAST_PAUSE = 0.5, 5.0
+"""How long (seconds) to leave alone a queue that can't be subscribed to, while others are served: at first, and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A queue could not be subscribed to: when to try again, and after how many seconds that is."""
+
+    why: str = ""
+    retry_at: float = -math.inf
+    pause: float = FIRST_PAUSE / 2
+
+    def again(self, why: str, now: float) -> _Failure:
+        """The next one."""
+        pause = min(2 * self.pause, LAST_PAUSE)
+        return _Failure(why, now + pause, pause)
 
 
 class Subscriptions:
@@ -53,7 +68,7 @@ class Subscriptions:
         self._prefetch = prefetch
         self._demand = 1
         self._doubtful: set[str] = set()
-        self._failed: dict[str, tuple[float, Unavailable]] = {}
+        self._failed: dict[str, _Failure] = {}
 
     def mend(self) -> Unavailable | None:
         """Open what is not open yet, and put new feeds in the place of those that are over; return what stands in the way of one.
@@ -62,7 +77,7 @@ class Subscriptions:
         """
         for name in self._carriers:
             self._clear(name)
-        missing = [name for name, carrier in self._carriers.items() if len(self._feeds[name]) < len(carrier.queues)]
+        missing = self._missing
         try:
             if missing:
                 self._broker.control.get()
@@ -80,6 +95,11 @@ class Subscriptions:
     def is_alive(self) -> bool:
         """Whether there is any feed that is not over."""
         return any(self._alive())
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why a carrier is not subscribed to, all of it; for each that is not."""
+        return [self._failed[name].why if name in self._failed else f"queue {name!r}: not subscribed" for name in self._missing]
 
     @property
     def lost(self) -> Unavailable | None:
@@ -119,6 +139,11 @@ class Subscriptions:
     def _alive(self) -> Iterator[Feed]:
         return (feed for feeds in self._feeds.values() for feed in feeds if not feed.over)
 
+    @property
+    def _missing(self) -> list[str]:
+        """The carriers that have a queue without a feed."""
+        return [name for name, carrier in self._carriers.items() if sum(not feed.over for feed in self._feeds[name]) < len(carrier.queues)]
+
     def _clear(self, name: str) -> None:
         feeds = self._feeds[name]
         for feed in [feed for feed in feeds if feed.over]:
@@ -130,38 +155,46 @@ class Subscriptions:
 
     def _fill(self, name: str) -> Unavailable | None:
         """Where a feed was lost its queue may be gone, or another one: look first."""
-        tried_at, trouble = self._failed.get(name, (-math.inf, None))
-        if self.is_alive and self._clock() < tried_at + PAUSE:
-            return trouble
+        before = self._failed.get(name, _Failure())
+        if self.is_alive and self._clock() < before.retry_at:
+            return Unavailable(before.why)
         try:
             if name in self._doubtful:
-                with self._broker.channel() as channel:
-                    self._carriers[name] = self._broker.topology.restore(channel, name)
-            self._subscribe(self._carriers[name])
+                self._restore(name)
+            self._subscribe(name)
         except PostroomError as error:
             self._doubtful.add(name)
-            return self._note(name, str(error) if str(error).startswith(f"queue {name!r}") else f"queue {name!r}: {error}")
+            why = str(error) if str(error).startswith(f"queue '{name}") else f"queue {name!r}: {error}"
+            if why != before.why:  # once: where other queues have work, nobody hears of this one otherwise
+                _log.warning("not subscribed: %s", why)
+            self._failed[name] = before.again(why, self._clock())
+            return Unavailable(why)
         self._doubtful.discard(name)
         self._failed.pop(name, None)
         _log.info("subscribed to %s", name)
         return None
 
-    def _note(self, name: str, why: str) -> Unavailable:
-        """Say so once: where other queues have work, nobody hears of this one otherwise."""
-        _, before = self._failed.get(name, (0.0, None))
-        if why != str(before):
-            _log.warning("not subscribed: %s", why)
-        trouble = Unavailable(why)
-        self._failed[name] = self._clock(), trouble
-        return trouble
+    def _restore(self, name: str) -> None:
+        with self._broker.channel() as channel:
+            self._carriers[name] = self._broker.topology.restore(channel, name, partly=bool(self._feeds[name]))
 
-    def _subscribe(self, carrier: Carrier) -> None:
-        feeds = self._feeds[carrier.name]
-        for queue in sorted({*carrier.queues} - {feed.queue for feed in feeds}):
-            feed = Feed(carrier.name, queue, keyed=bool(carrier.partitions), changed=self._changed, clock=self._clock)
-            self._open(feed, KEYED_CREDIT if carrier.partitions else self._credit(carrier.name))
-            with self._changed:
-                feeds.append(feed)
+    def _subscribe(self, name: str) -> None:
+        """Where a queue was lost, another one may have come by its name between the look and the subscription: look again, before it is believed."""
+        carrier = self._carriers[name]
+        fresh = []
+        try:
+            for queue in sorted({*carrier.queues} - {feed.queue for feed in self._feeds[name]}):
+                feed = Feed(name, queue, keyed=bool(carrier.partitions), changed=self._changed, clock=self._clock)
+                self._open(feed, KEYED_CREDIT if carrier.partitions else self._credit(name))
+                fresh.append(feed)
+            if name in self._doubtful:
+                self._restore(name)
+        except PostroomError:
+            for feed in fresh:
+                feed.close()
+            raise
+        with self._changed:
+            self._feeds[name].extend(fresh)
 
     def _credit(self, carrier: str) -> int:
         return max(self._demand, self._floors[carrier])

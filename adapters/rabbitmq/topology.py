@@ -43,7 +43,7 @@ class Topology:
 
         Raises TopologyMismatch before anything is changed; AccessDenied where this user may not declare.
         """
-        plans = [layout(queue, self._options.exchange, self._options.partitions, self._options.queue_type) for queue in queues]
+        plans = [self._layout(queue) for queue in queues]
         for queue, plan in zip(queues, plans, strict=True):
             _compare_kind(channel, queue, self._options.exchange)
             _compare(channel, plan, passive=passive)
@@ -64,13 +64,22 @@ class Topology:
             known = self._carriers[name] = _found(channel, name, partitions)
         return known
 
-    def restore(self, channel: Channel, name: str) -> Carrier:
-        """Find a carrier again that was there and may have been deleted, or made anew otherwise. One that was declared here is declared again."""
-        self._carriers.pop(name, None)
+    def restore(self, channel: Channel, name: str, *, partly: bool) -> Carrier:
+        """Find a carrier again that was there and may have been deleted, or made anew otherwise. One that was declared here is declared again.
+
+        With `partly`, others of its queues are still read: it has as many as before, though one that is missing now makes it look like fewer.
+        """
+        if not partly:
+            self._carriers.pop(name, None)
         for queue in list(self._declared.values()):
-            if name in queue.carriers:
+            if name in queue.carriers and partly:
+                _make(channel, self._layout(queue))
+            elif name in queue.carriers:
                 self.ensure(channel, [queue], passive=False)
         return self.find(channel, name)
+
+    def _layout(self, queue: Queue) -> Layout:
+        return layout(queue, self._options.exchange, self._options.partitions, self._options.queue_type)
 
 
 def _compare(channel: Channel, plan: Layout, *, passive: bool) -> None:
@@ -193,14 +202,16 @@ def _undeclared(name: str) -> ConfigurationError:
 
 
 def _make(channel: Channel, plan: Layout) -> None:
+    name = ""
     try:
         for exchange in plan.exchanges:
-            channel.ask("exchange_declare", exchange=exchange.name, exchange_type=exchange.type, durable=True)
+            name = exchange.name
+            channel.ask("exchange_declare", exchange=name, exchange_type=exchange.type, durable=True)
         for name, arguments in plan.queues.items():
             channel.ask("queue_declare", queue=name, durable=True, arguments=dict(arguments))
         _bind(channel, plan)
-    except Refusal as refusal:
-        raise translated(refusal) from None
+    except Refusal as refusal:  # somebody else was quicker, or it was not compared
+        _judge(refusal, name, passive=False)
 
 
 def _bind(channel: Channel, plan: Layout) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Label, bindparam, func, literal, select, union_all
 from sqlalchemy.exc import IntegrityError
 
+from postroom.adapters.declaring import require_consistent
 from postroom.adapters.errors import Closed, ConfigurationError
 from postroom.adapters.seam import Capabilities
 from postroom.adapters.weights import Turns
@@ -48,8 +49,8 @@ _DEPTH = union_all(*_STATUSES, _BLOCKED)
 class SqlAdapter:
     """Queues in a SQL database. See `postroom.adapters.seam.Adapter`.
 
-    Give it a URL, and it opens and closes an engine of its own; or an Engine of yours, which stays open (one of SQLite gets real
-    transactions: see `engine.prepare`). The tables must be there: `postroom schema create`.
+    Give it a URL, and it opens and closes an engine of its own, with `options` for SQLAlchemy's create_engine; or an Engine of yours, which has its
+    own options and stays open (one of SQLite gets real transactions: see `engine.prepare`). The tables must be there: `postroom schema create`.
     Each method is one short transaction; it waits for a busy SQLite file up to 30 s, for a server up to 10 s to connect and about a minute to answer.
     """
 
@@ -57,9 +58,11 @@ class SqlAdapter:
         name="sql", durable=True, shared=True, native_delay=True, atomic_publish=True, clock_leases=True, counts_attempts=True
     )
 
-    def __init__(self, database: str | Engine) -> None:
+    def __init__(self, database: str | Engine, options: Mapping[str, object] | None = None) -> None:
+        if options and not isinstance(database, str):
+            raise ConfigurationError("an engine of yours has its own options")
         self._owns_engine = isinstance(database, str)
-        self._engine = open_engine(database) if isinstance(database, str) else prepare(database)
+        self._engine = open_engine(database, options=options) if isinstance(database, str) else prepare(database)
         if not self._owns_engine:
             renew_after_fork(self._engine)
         self._dialect = dialect_of(self._engine)
@@ -68,6 +71,7 @@ class SqlAdapter:
 
     def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
         """Declare; see `Adapter.ensure`. Raises SchemaDrift when the tables are not as they should be."""
+        require_consistent(queues)
         schema.require(self._open(), (known_queues, jobs))
         work = partial(declare, wanted=queues, passive=passive)
         try:
@@ -75,7 +79,7 @@ class SqlAdapter:
         except IntegrityError:  # another process declared one of them at the same moment: compare with that
             transact(self._open(), work)
 
-    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
+    def prepare(self, queues: Collection[str], *, group: str, passive: bool = False) -> Mapping[str, Hold]:  # noqa: ARG002 - the seam's
         """Nothing to set up, and no limit: leases are extended for as long as a handler runs."""
         return {}
 

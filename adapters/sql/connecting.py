@@ -39,19 +39,24 @@ _ABOUT_THE_URL = re.compile(r"invalid connection option|bad value for |invalid \
 """What libpq, psycopg and SQLite say of an option that is not, or that can't have this value."""
 
 
-def engine_for(target: URL, written: str, **options: Any) -> Engine:  # noqa: ANN401 - create_engine's own
-    """An engine with time limits, where `target` has none of its own. `written` is the URL as its user wrote it.
+def engine_for(target: URL, written: str, *, connect_args: Mapping[str, Any] | None = None, **options: Any) -> Engine:  # noqa: ANN401 - create_engine's own
+    """An engine with time limits, where neither `target` nor `connect_args` has its own. `written` is the URL as its user wrote it.
 
     Raises ConfigurationError for a mistake in an option. Some values only the driver can judge, when it connects: it is raised there then.
     """
-    with _mistakes_told(target, written), warnings.catch_warnings():
+    mine = dict(connect_args or {})
+    names = {**target.query, **mine}
+    with _mistakes_told(names, written), warnings.catch_warnings():
         warnings.simplefilter("error", SAWarning)  # it warns of an option that it ignores
-        engine = create_engine(target, connect_args=patience_of(target), **options)
-        _try_out(engine, target)
+        engine = create_engine(target, connect_args={**patience_of(target), **mine}, **options)
+        said = engine.dialect.create_connect_args(target)[1]
+        _try_out(engine, {**said, **mine})
+    if twice := sorted(mine.keys() & said.keys()):
+        raise ConfigurationError(f"{redact(written)}: option {twice[0]!r} is given twice, in connect_args and before")
     errors = engine.dialect.loaded_dbapi.Error
 
     def connect(dialect: Any, _record: object, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401 - the driver's own
-        with _mistakes_told(target, written, errors):
+        with _mistakes_told(names, written, errors):
             return _greeted(dialect, arguments, options) if dialect.driver == "pymysql" else dialect.connect(*arguments, **options)
 
     event.listen(engine, "do_connect", connect)
@@ -63,10 +68,9 @@ def patience_of(target: URL) -> dict[str, Any]:
     return {name: value for name, value in _PATIENCE.get(target.get_driver_name(), {}).items() if name not in target.query}
 
 
-def _try_out(engine: Engine, target: URL) -> None:
+def _try_out(engine: Engine, options: Mapping[str, Any]) -> None:
     """Have the driver look at the options before it has a server to speak to; raises whatever it does."""
     driver: Any = engine.dialect.loaded_dbapi
-    _, options = engine.dialect.create_connect_args(target)
     if engine.dialect.driver == "pymysql":
         driver.connect(**options, defer_connect=True)
     elif engine.dialect.driver == "psycopg":
@@ -82,7 +86,7 @@ def _greeted(dialect: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
 
 
 @contextmanager
-def _mistakes_told(target: URL, written: str, errors: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def _mistakes_told(names: Mapping[str, object], written: str, errors: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """What the driver raises inside, beside its own `errors` that say nothing of the URL, becomes a line that names the option."""
     try:
         yield
@@ -91,10 +95,10 @@ def _mistakes_told(target: URL, written: str, errors: type[Exception] | tuple[()
             raise
         if isinstance(error, OSError) and errors:
             raise Unavailable(f"{redact(written)}: {error}") from error
-        raise ConfigurationError(f"{redact(written)}: {_blamed(error, target)}") from error
+        raise ConfigurationError(f"{redact(written)}: {_blamed(error, names)}") from error
 
 
-def _blamed(error: Exception, target: URL) -> str:
+def _blamed(error: Exception, names: Mapping[str, object]) -> str:
     said = redact(" ".join(str(error).split()).partition(" and are being ignored")[0])
-    meant = [name for name, value in target.query.items() if f"'{value}'" in said or f'"{value}"' in said or name in said] or [*target.query]
+    meant = [name for name, value in names.items() if f"'{value}'" in said or f'"{value}"' in said or name in said] or [*names]
     return f"option {' or '.join(map(repr, meant))}: {said}" if meant else said

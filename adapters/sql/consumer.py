@@ -87,6 +87,11 @@ class SqlConsumer:
                     return taken
                 self._wakeup.wait(min(left, self._pause))
 
+    @property
+    def troubles(self) -> Sequence[str]:
+        """None of a single carrier: they are all in one table, and of that `receive` tells."""
+        return ()
+
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """running -> done."""
         self._settle(self._dialect.statements.ack, deliveries)

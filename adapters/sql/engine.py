@@ -17,6 +17,8 @@ from postroom.adapters.urls import redact, scheme_of
 from .connecting import BUSY_TIMEOUT, engine_for
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sqlalchemy import URL, Connection, Engine, Pool
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -57,18 +59,22 @@ def engine_url(url: str) -> URL:
     return _on_disk(parsed.set(drivername=f"{dialect}+{driver}"))
 
 
-def open_engine(url: str, *, pool_size: int = 5) -> Engine:
+def open_engine(url: str, *, pool_size: int = 5, options: Mapping[str, Any] | None = None) -> Engine:
     """Return an engine for `url`, not yet connected, with at most `pool_size` idle connections and twice as many busy ones.
 
     A forked child opens connections of its own. A server gets 10 s to answer, unless the URL says otherwise (`?connect_timeout=`), for each of
-    its host's addresses. Raises like `engine_url`, and ConfigurationError for an option that the driver doesn't know, if it can tell yet.
+    its host's addresses. `options` are create_engine's own. Raises like `engine_url`, and ConfigurationError for an option that the driver doesn't
+    know, if it can tell yet.
     """
     target = engine_url(url)
+    if options and "isolation_level" in options:
+        raise ConfigurationError("isolation_level: refused, because who takes which job rests on ours")
+    sized = {"pool_size": pool_size, "max_overflow": pool_size, **(options or {})}
     if target.get_backend_name() == "sqlite":
-        engine = engine_for(target, url, pool_size=pool_size, max_overflow=pool_size)
+        engine = engine_for(target, url, **sized)
         event.listen(engine, "connect", _wal)
     else:
-        engine = engine_for(target, url, pool_size=pool_size, max_overflow=pool_size, isolation_level="READ COMMITTED", pool_pre_ping=True)
+        engine = engine_for(target, url, **{"pool_pre_ping": True, **sized, "isolation_level": "READ COMMITTED"})
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _no_jit)
     renew_after_fork(engine)

@@ -83,13 +83,10 @@ def declare(connection: Connection, wanted: Sequence[Queue], *, passive: bool) -
     """Compare all, then insert what is missing. A topic may gain groups, and a queue priorities."""
     expected = [carrier for queue in wanted for carrier in _carriers(queue)]
     there = declared(connection, [carrier.name for carrier in expected])
-    missing: dict[str, Carrier] = {}
     for carrier in expected:
-        _compare(carrier, (there | missing).get(carrier.name), passive=passive)
-        if carrier.name not in there:
-            missing[carrier.name] = carrier
-    if missing:
-        connection.execute(_INSERT, [asdict(carrier) for carrier in missing.values()])
+        _compare(carrier, there.get(carrier.name), passive=passive)
+    if missing := {carrier.name: asdict(carrier) for carrier in expected if carrier.name not in there}:
+        connection.execute(_INSERT, [*missing.values()])
 
 
 def _carriers(queue: Queue) -> list[Carrier]:

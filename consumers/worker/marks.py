@@ -1,25 +1,28 @@
 """Start marks: which jobs had really started when a process died, written where a SIGKILL can't erase them.
 
 A page of memory shared by a worker process and its supervisor. A job that was begun in the ledger and has no mark was not run: it is given back
-uncharged. One whose handler had returned is done: the supervisor stores it. The page also carries the time of the last poll, so the supervisor sees
-a child that is alive and deaf.
+uncharged. One whose handler had returned is done: the supervisor stores it. The page also says whether jobs can come, so the supervisor sees a child
+that is alive and deaf.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from postroom.consumers.ledger import Mark
 
 __all__ = ["Marks"]
 
+DEAF = 10.0
+"""A process that has not polled its queues for so long (seconds) is not ready."""
+
 _FREE, _RUNNING, _RETURNED, _ENDED = range(4)
-_HEADER = struct.Struct("<d8x")
+_HEADER = struct.Struct("<dd")  # when it last was heard from, when it last was in trouble
+_TIME = struct.Struct("<d")
 _SLOT = struct.Struct("<B7xqq")  # state, row id, fence
 _NAMES: dict[int, Mark] = {_RUNNING: "running", _RETURNED: "returned", _ENDED: "ended"}
 
@@ -40,11 +43,10 @@ class Marks:
         return cls(mmap.mmap(-1, _size(lanes, places)), places)
 
     @classmethod
-    def in_file(cls, path: Path, *, lanes: int, places: int) -> Marks:
-        """Map the page that is, or will be, in the file `path`."""
-        with path.open("a+b") as file:
-            file.truncate(_size(lanes, places))
-            return cls(mmap.mmap(file.fileno(), _size(lanes, places)), places)
+    def in_file(cls, file: int, *, lanes: int, places: int) -> Marks:
+        """Map the page that is, or will be, in the open file of this descriptor, which may be closed afterwards."""
+        os.ftruncate(file, _size(lanes, places))
+        return cls(mmap.mmap(file, _size(lanes, places)), places)
 
     def start(self, lane: int, place: int, row_id: int, fence: int) -> None:
         """Write that the handler of this attempt starts now. The state comes last: a half-written slot counts as free."""
@@ -61,13 +63,22 @@ class Marks:
         self._page[self._offset(lane, place)] = _ENDED
 
     def polled(self, at: float) -> None:
-        """Write when the queues were last polled, by `time.monotonic()`."""
-        _HEADER.pack_into(self._page, 0, at)
+        """Write that all queues could be polled at that time, by `time.monotonic()`."""
+        _TIME.pack_into(self._page, 0, at)
+
+    def troubled(self, at: float) -> None:
+        """Write that something was in the way at that time: of jobs of one queue, or of their settlement."""
+        _TIME.pack_into(self._page, _TIME.size, at)
+
+    def ready(self, now: float) -> bool:
+        """Whether all was well at the last look, and that was lately."""
+        polled_at, troubled_at = _HEADER.unpack_from(self._page, 0)
+        return bool(polled_at > troubled_at and now - polled_at < DEAF)
 
     @property
     def polled_at(self) -> float:
-        """When the queues were last polled; 0 when never."""
-        seconds: float = _HEADER.unpack_from(self._page, 0)[0]
+        """When all queues could last be polled; 0 when never."""
+        seconds: float = _TIME.unpack_from(self._page, 0)[0]
         return seconds
 
     def read(self) -> dict[tuple[int, int], Mark]:

@@ -81,7 +81,7 @@ def build(plan: Plan) -> Parts:
     crew = Crew(settings.concurrency, desk)
     return Parts(
         consumer=consumer,
-        receiver=_receiver(plan, consumer, desk, held),
+        receiver=_receiver(plan, consumer, desk, held, well=lambda: not (settler.failing or crew.stuck.is_set())),
         buffer=buffer,
         crew=crew,
         desk=desk,
@@ -110,7 +110,7 @@ def _desk(plan: Plan, buffer: Buffer, pace: Pace, committer: Committer, pipeline
     )
 
 
-def _receiver(plan: Plan, consumer: Consumer, desk: Desk, held: Held) -> Receiver:
+def _receiver(plan: Plan, consumer: Consumer, desk: Desk, held: Held, *, well: Callable[[], bool]) -> Receiver:
     return Receiver(
         consumer,
         desk.buffer,
@@ -121,5 +121,6 @@ def _receiver(plan: Plan, consumer: Consumer, desk: Desk, held: Held) -> Receive
         lanes=plan.settings.concurrency,
         most=plan.settings.prefetch,
         paused=lambda: desk.alone.lasting,
+        well=well,
         clock=plan.clock,
     )

@@ -38,7 +38,7 @@ NAP = 0.05
 class Receiver:
     """Polls, decodes, and fills the buffer up to what the lanes can use; waits for the backend for as long as it is away.
 
-    While `paused()`, nothing that would be received could be run here.
+    While `paused()`, nothing that would be received could be run here. It tells `marks` whether jobs of all queues come, and all else is `well()`.
     """
 
     def __init__(  # noqa: PLR0913 - what it connects
@@ -53,6 +53,7 @@ class Receiver:
         lanes: int,
         most: int,
         paused: Callable[[], bool] = lambda: False,
+        well: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer = consumer
@@ -64,6 +65,7 @@ class Receiver:
         self._lanes = lanes
         self._most = most
         self._paused = paused
+        self._well = well
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - to spread retries
         self._closed = threading.Event()
@@ -72,12 +74,11 @@ class Receiver:
     def run(self) -> None:
         """Receive until closed. The thread of this object."""
         while not self._closed.is_set():
-            room = 0 if (pause := self._paused()) else self._room()
-            if pause:
-                self._marks.polled(self._clock())  # it is not deaf
+            room = 0 if self._paused() else self._room()
             if room > 0:
                 self._accept(self._receive(room))
             else:
+                self._note()  # it is not deaf
                 self._held.wait(NAP)
 
     def close(self) -> None:
@@ -95,14 +96,20 @@ class Receiver:
             deliveries = self._consumer.receive(room, POLL)
         except PostroomError as error:
             self._failures += 1
+            self._marks.troubled(self._clock())
             _log.warning("can't receive (failure %d): %s", self._failures, error)
             self._closed.wait(OUTAGE.delay(self._failures, self._rng))
             return ()
         if self._failures:
             _log.info("receiving again after %d failures", self._failures)
         self._failures = 0
-        self._marks.polled(self._clock())
+        self._note()
         return deliveries
+
+    def _note(self) -> None:
+        """Ready is who reads all of its queues: who is busy with some hears nothing of one that is gone."""
+        well = self._well() and not self._consumer.troubles
+        (self._marks.polled if well else self._marks.troubled)(self._clock())
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
         arrived = [self._pipeline.decode(delivery) for delivery in deliveries]

@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from .parts import Parts
     from .stop import Stop
 
-__all__ = ["DEAF", "Worker"]
+__all__ = ["Worker"]
 
 GLANCE = 0.2
 """How often (seconds) to look whether all is quiet, or a part is broken."""
-
-DEAF = 10.0
-"""A worker that has not polled its queues for so long (seconds) is not ready."""
 
 
 class Worker:
@@ -113,11 +110,8 @@ class Worker:
         return self._parts is not None and self._parts.desk.halted.is_set()
 
     def ready(self) -> bool:
-        """Whether it is subscribed, has polled its queues lately, and can settle."""
-        parts, plan = self._parts, self._plan
-        if parts is None or parts.settler.failing or parts.crew.stuck.is_set():
-            return False
-        return plan.marks.polled_at > 0 and plan.clock() - plan.marks.polled_at < DEAF
+        """Whether it is subscribed to all of its queues, has polled them lately, and can settle."""
+        return self._plan.marks.ready(self._plan.clock())
 
     def _wait(self, stop: Stop, life: Life, quiet: Quiet) -> None:
         """Until something ends it."""

@@ -202,7 +202,7 @@ def fake_broker(*connections: FakeConnection, options: Options | None = None, pu
         options=options or Options(hosts=(("broker", 5672),), patience=5.0),
         control=SimpleNamespace(get=get, require_open=lambda: None),
         publisher=publisher,
-        topology=SimpleNamespace(find=find, restore=find),
+        topology=SimpleNamespace(find=find, restore=lambda channel, name, partly: find(channel, name)),  # noqa: ARG005 - as it is called
     )
 
 
