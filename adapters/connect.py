@@ -33,9 +33,12 @@ BACKENDS: Mapping[str, tuple[str, str, str]] = {
 """For each scheme: the module, what in it opens an adapter from a URL, and the extra that brings the client library."""
 
 
-def connect(url: str) -> Adapter:
+def connect(url: str, options: Mapping[str, object] | None = None) -> Adapter:
     """Return the adapter that answers to `url`: `memory:`, `sqlite:///jobs.db`, `postgresql://user:password@host/database` ...
 
+    `options` are more of what the query of the URL may say, under the same names, and what no text can: for Kafka librdkafka's (`oauth_cb`,
+    `logger` ...) for each client, for RabbitMQ pika's parameters (`ssl_options`, `credentials` ...), for SQL the arguments of SQLAlchemy's
+    create_engine (`connect_args`, `pool_size` ...); `memory:` takes none. What the URL says is not said here again.
     Never waits for a server that is slow: the first use does. Each call to `memory:` gives a new, empty one: pass the object where it is shared.
     Raises UnknownScheme, MissingExtra or ConfigurationError; none shows the password.
     """
@@ -43,7 +46,7 @@ def connect(url: str) -> Adapter:
     if scheme not in BACKENDS:
         raise UnknownScheme(f"{redact(url)!r}: no backend answers to the scheme {scheme!r}; use one of {', '.join(sorted(BACKENDS))}")
     module, opener, extra = BACKENDS[scheme]
-    return cast("Callable[[str], Adapter]", getattr(_load(module, extra, url), opener))(url)
+    return cast("Callable[[str, Mapping[str, object]], Adapter]", getattr(_load(module, extra, url), opener))(url, options or {})
 
 
 def _load(module: str, extra: str, url: str) -> object:

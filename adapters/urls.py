@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["redact", "scheme_of"]
+__all__ = ["PROCESS", "redact", "scheme_of"]
+
+PROCESS = "{process}"
+"""Each process of a worker reads its number in place of this in the URL of its broker: 0, 1 ...; who takes the place of a dead one has its number."""
 
 _NO_URL = re.compile(r"(?<![^\s'\"])(//|[\w+.-]+:(?!//))\S*@")  # `amqp:/user:password@host`, or no scheme: who can say which part is secret?
 _PASSWORD = re.compile(r"(?<=://)([^/\s:]*):(\S*)@([^&\s]*)")  # to the last @: a password may hold / ? # @ though it should not; rather hide too much
-_NAME = r"(?:^|[?&;\s])[^=&;?\s]*(?:password|passwd|pwd|secret|token|passphrase|api_?key|key\.pem)[^=&;?\s]*="
+_NAME = r"(?:^|[?&;\s])[^=&;?\s]*(?:password|passwd|pwd|secret|token|passphrase|credential|api_?key|key\.pem)[^=&;?\s]*="
 _VALUE = r"(?:'(?:[^'\\]|\\.)*'|[^&\s]*)"  # quoted, as libpq has it, it may have blanks in it
 _SECRET_OPTION = re.compile(f"({_NAME}){_VALUE}", re.IGNORECASE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 
@@ -26,6 +27,43 @@ def test_memory_gives_a_new_and_empty_broker_each_time():
 def test_a_memory_with_a_name_is_refused_with_the_remedy():
     with pytest.raises(ConfigurationError, match="pass the adapter itself"):
         connect("memory:shared")
+
+
+def test_a_memory_takes_no_options():
+    with pytest.raises(ConfigurationError, match="memory: has no options, and 'pool_size' is given"):
+        connect("memory:", {"pool_size": 1})
+
+
+def test_options_beside_the_url_reach_the_database_s_engine_and_its_driver(tmp_path):
+    class Mine(sqlite3.Connection):
+        pass
+
+    adapter = connect(f"sqlite:///{tmp_path}/jobs.db", {"pool_size": 2, "connect_args": {"factory": Mine}})
+    engine = adapter._engine  # noqa: SLF001 - nothing else shows it
+    assert engine.pool.size() == 2
+    with engine.connect() as connection:
+        assert isinstance(connection.connection.driver_connection, Mine)
+    adapter.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("postgresql://user:p4ssw0rd@host/jobs", {"no_such": 1}, "no_such"),
+        ("postgresql://user:p4ssw0rd@host/jobs", {"connect_args": {"no_such": 1}}, "no_such"),
+        ("mysql://user:p4ssw0rd@host/jobs", {"connect_args": {"no_such": 1}}, "no_such"),
+        ("postgresql://user:p4ssw0rd@host/jobs?connect_timeout=3", {"connect_args": {"connect_timeout": 4}}, "'connect_timeout' is given twice"),
+        ("postgresql://user:p4ssw0rd@host/jobs", {"connect_args": {"password": "another"}}, "'password' is given twice"),
+        ("postgresql://user:p4ssw0rd@host/jobs", {"isolation_level": "SERIALIZABLE"}, "isolation_level: refused"),
+        ("mysql://user:p4ssw0rd@host/jobs", {"connect_args": {"client_flag": 0}}, "'client_flag' is given twice"),
+        ("sqlite:///jobs.db", {"isolation_level": "AUTOCOMMIT"}, "isolation_level: refused"),
+    ],
+)
+def test_options_beside_a_database_s_url_that_can_t_be_are_refused_at_start(url, options, told):
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        connect(url, options)
+    assert SECRET not in str(refused.value)
+    assert "another" not in str(refused.value)
 
 
 def test_a_file_is_enough_for_a_durable_queue(tmp_path):

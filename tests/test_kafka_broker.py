@@ -244,7 +244,7 @@ def _bodies_or_none(consumer) -> list[bytes]:
 
 
 def test_a_share_group_s_lock_is_the_longest_lease_that_the_cluster_allows_and_is_never_shortened_under_its_members(url, name):
-    with closing(connect(f"{url}&mode=share")) as adapter:
+    with closing(connect(f"{url.partition('?')[0]}?mode=share")) as adapter:
         for lease, hold in ((45.0, 43.0), (20.0, 43.0), (600.0, 58.0), (1.0, 58.0)):
             adapter.ensure([Queue(name=name, lease=lease)])
             assert adapter.prepare([name], group=name)[name].seconds == hold
@@ -314,33 +314,6 @@ def test_a_dead_letter_has_the_original_bytes_key_headers_and_coordinates(url, k
     assert dict(headers)["postroom-dead-from"] == f"{name}[0]@0".encode()
 
 
-def test_what_differs_from_the_declaration_is_named_and_nothing_is_changed(url, admin, name):
-    with closing(connect(f"{url}&partitions=2&topic.retention.ms=1000000")) as adapter:
-        with pytest.raises(TopologyMismatch, match=f"queue '{name}': expected it to be declared"):
-            adapter.ensure([Queue(name=name)], passive=True)
-        adapter.ensure([Queue(name=name)])
-        adapter.ensure([Queue(name=name)], passive=True)
-    with (
-        closing(connect(f"{url}&partitions=3&topic.retention.ms=5000")) as other,
-        pytest.raises(TopologyMismatch, match=r"expected ordered True.*expected partitions 3.*expected retention.ms '5000'"),
-    ):
-        other.ensure([Queue(name=name, ordered=True)], passive=True)
-    with closing(connect(url)) as careless:
-        careless.ensure([Queue(name=name)], passive=True)
-    assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 2
-
-
-def test_a_replication_that_differs_from_the_declaration_is_named(url, name):
-    with closing(connect(f"{url}&replication=1")) as adapter:
-        adapter.ensure([Queue(name=name)])
-        adapter.ensure([Queue(name=name)], passive=True)
-    with (
-        closing(connect(f"{url}&replication=3")) as other,
-        pytest.raises(TopologyMismatch, match=f"'{name}': expected replication 3, .* replication 1"),
-    ):
-        other.ensure([Queue(name=name)])
-
-
 def test_a_new_lease_makes_no_job_of_what_the_groups_have_done(url, name):
     with closing(connect(url)) as adapter:
         adapter.ensure([Queue(name=name, lease=30.0)])
@@ -356,6 +329,15 @@ def test_a_new_lease_makes_no_job_of_what_the_groups_have_done(url, name):
 def test_a_topic_that_is_not_for_jobs_becomes_no_queue(url, own):
     with closing(connect(url)) as adapter, pytest.raises(ConfigurationError, match=f"'{own}' is no name for a queue"):
         adapter.ensure([Queue(name=own)])
+
+
+def test_a_topic_with_the_dead_letters_of_one_queue_does_not_become_another_one_nor_the_other_way_round(url, name):
+    with closing(connect(url)) as adapter:
+        adapter.ensure([Queue(name=name)])
+        with pytest.raises(TopologyMismatch, match=f"topic '{name}' for its dead letters, but the jobs of '{name}' are there"):
+            adapter.ensure([Queue(name=f"{name}-2", dead_letter=name)])
+        with pytest.raises(TopologyMismatch, match=f"topic '{name}.dlq' for its jobs, but the dead letters of '{name}' are there"):
+            adapter.ensure([Queue(name=f"{name}.dlq")])
 
 
 def test_a_topic_of_others_becomes_a_queue_and_stays_as_it_is(url, admin, name):

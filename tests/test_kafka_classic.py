@@ -11,7 +11,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from postroom.adapters import LeaseLost, Unavailable
 from postroom.adapters.kafka import classic
+from postroom.adapters.kafka.desk import Desk
+from postroom.adapters.kafka.keeper import Keeper
 from postroom.adapters.kafka.wire import headers_of
+from postroom.adapters.weights import Turns
 from support.kafka import PATIENCE, Gate, Mock, Opened, Recorder, bodies, opened, wait_until
 
 
@@ -142,6 +145,26 @@ def test_a_commit_that_failed_is_made_again_though_nothing_else_is_done(mock, to
         wait_until(lambda: mock.committed(topic) == 1)
 
 
+def test_a_commit_waits_for_no_time_when_many_jobs_are_done(mock, topic, monkeypatch):
+    monkeypatch.setattr(classic, "COMMIT_EVERY", 3600.0)
+    monkeypatch.setattr(classic, "COMMIT_COUNT", 3)
+    mock.produce(topic, b"0", b"1", b"2")
+    recorder = Recorder(Spy)
+    with opened(mock.url, topic, make=recorder) as only:
+        zero, one, two = only.receive(3)
+        only.consumer.ack([zero, one])
+        mock.produce(topic, b"3")
+        (three,) = only.receive(1)
+        assert recorder.made[0].named() == []
+        only.consumer.ack([two])
+        wait_until(lambda: recorder.made[0].named() == [3])
+        only.consumer.ack([three])
+        mock.produce(topic, b"4")
+        only.receive(1)
+        assert recorder.made[0].named() == [3]
+    assert recorder.made[0].named() == [3, 4]
+
+
 class Robbed(Consumer):
     """It is told that others have its partitions, when the test says so."""
 
@@ -176,8 +199,45 @@ def test_s027_of_partitions_that_others_have_already_nothing_is_committed(mock, 
     assert recorder.made[0].commits == 0
 
 
+class Hasty(Consumer):
+    """Its group takes its partitions away and gives them back, when the test says so, between the two looks for records of one reading."""
+
+    def __init__(self, settings) -> None:
+        super().__init__(settings)
+        self.rebalance = threading.Event()
+
+    def subscribe(self, topics, *, on_assign, on_revoke, **options):
+        self._on_assign, self._on_revoke = on_assign, on_revoke
+        super().subscribe(topics, on_assign=on_assign, on_revoke=on_revoke, **options)
+
+    def consume(self, number, timeout):
+        if self.rebalance.is_set():
+            self.rebalance.clear()
+            partitions = self.assignment()
+            self._on_revoke(self, partitions)
+            self.incremental_unassign(partitions)
+            self._on_assign(self, partitions)
+        return super().consume(number, timeout)
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_s027_a_record_from_before_a_rebalance_lets_none_be_passed_over_that_is_read_anew(mock, topic, done, monkeypatch):
+    monkeypatch.setattr(classic, "LAST_WISH", 0.1)
+    mock.produce(topic, b"0", b"1")
+    recorder = Recorder(Hasty)
+    with opened(mock.url, topic, make=recorder) as only:
+        before = only.receive(2)
+        only.consumer.ack(before[:done])
+        recorder.made[0].rebalance.set()
+        mock.produce(topic, b"2")
+        wait_until(lambda: not recorder.made[0].rebalance.is_set())
+        assert bodies(only.receive(3 - done)) == [b"0", b"1", b"2"][done:]
+        assert not _lost(only, only.rest())
+    assert max(mock.committed(topic), 0) == done
+
+
 class Fatal(Consumer):
-    """It hands out, as an event, that it has met an error which it can't recover from."""
+    """It hands out, as an event, that it has met an error which it can't recover from, in the library's own words."""
 
     def __init__(self, settings) -> None:
         super().__init__(settings)
@@ -185,7 +245,7 @@ class Fatal(Consumer):
 
     def poll(self, timeout):
         if self.breaks.is_set():
-            return Message(error=KafkaError(KafkaError._FATAL, "it is over", True))  # noqa: FBT003, SLF001
+            return Message(error=KafkaError(KafkaError._FATAL, "it is over"))  # noqa: SLF001
         return super().poll(timeout)
 
 
@@ -196,6 +256,27 @@ def test_a_client_that_tells_of_a_fatal_error_is_replaced(mock, topic):
         recorder.made[0].breaks.set()
         wait_until(lambda: len(recorder.made) == 2)
         assert bodies(only.receive(1)) == [b"0"]
+
+
+@pytest.mark.parametrize(("code", "lives"), [(KafkaError.FENCED_INSTANCE_ID, 1), (KafkaError.UNRELEASED_INSTANCE_ID, 3)])
+def test_a_member_whose_name_another_process_has_taken_does_not_take_it_back(code, lives, monkeypatch):
+    monkeypatch.setattr("postroom.adapters.kafka.keeper.OUTAGE", 0.0)
+    desk, lived = Desk(["emails"], Turns({"emails": 1}), 1), []
+
+    def serve() -> None:
+        lived.append(code)
+        if len(lived) == 3:
+            keeper.stop()
+        raise KafkaException(KafkaError(KafkaError._FATAL, f"Fatal error: {KafkaError(code).str()}: its group"))  # noqa: SLF001
+
+    keeper = Keeper({"group.id": "mail", "bootstrap.servers": "host"}, desk, serve)
+    keeper.start()
+    wait_until(lambda: len(lived) == lives and "group 'mail'" in desk.troubles)
+    keeper.wait(0.3)
+    assert len(lived) == lives
+    assert KafkaError(code).str() in str(desk.troubles["group 'mail'"])
+    keeper.stop()
+    keeper.wait(PATIENCE)
 
 
 def test_a_record_with_a_header_that_is_no_text_is_a_job_without_headers_and_its_letter_too(mock, topic):
@@ -337,7 +418,8 @@ def test_where_a_group_is_is_asked_until_it_is_known_and_never_guessed(mock, top
     assert mock.committed(topic) <= 0
 
 
-def test_s052_a_revoke_waits_for_the_jobs_that_are_out_and_drops_those_that_are_not(mock, topic):
+def test_s052_a_revoke_waits_for_the_jobs_that_are_out_and_drops_those_that_are_not(mock, topic, monkeypatch):
+    monkeypatch.setattr(classic, "LAST_WISH", PATIENCE)
     for partition in range(4):
         mock.produce(topic, b"0", b"1", partition=partition)
     with opened(mock.url, topic, prefetch=4, ordered=False) as first:
@@ -346,7 +428,7 @@ def test_s052_a_revoke_waits_for_the_jobs_that_are_out_and_drops_those_that_are_
         wait_until(lambda: first.desk.serving(topic) == 2)
         assert not second.feed.places
         first.consumer.ack(held)
-        assert second.feed.joined.wait(30)
+        assert second.feed.keeper.joined.wait(30)
         wait_until(lambda: len(second.feed.places) == 2)
         assert not _lost(first, first.rest())
         second.consumer.close()
@@ -362,8 +444,7 @@ def test_s054_after_rebalances_a_full_consumer_reads_on_once_it_has_room(mock, t
         with opened(mock.url, topic):
             wait_until(lambda: len(busy.feed.places) == 2)
         wait_until(lambda: len(busy.feed.places) == 4)
-        held += busy.rest()
-        assert busy.desk.running.total() == 5
+        wait_until(lambda: bool(held.extend(busy.consumer.receive(5, 0.1)) or busy.desk.running.total() == 5))
         lost = _lost(busy, held)
         done = {delivery.message.id for delivery in held if delivery not in lost}
         while len(done) < 600:
@@ -383,6 +464,20 @@ def test_what_waits_is_bounded_whatever_the_number_of_partitions(mock, topic, mo
         assert 100 <= sum(place.shelf.size for place in only.feed.places) <= 2 * 100 + 4 * classic.BATCH
 
 
+def test_a_full_consumer_waits_for_room_before_it_pauses_what_would_have_to_be_fetched_again(mock, topic, monkeypatch):
+    monkeypatch.setattr(classic, "ROOM", 3600.0)
+    monkeypatch.setattr(classic, "BATCH", 10)
+    mock.produce(topic, *[b"x"] * 400)
+    recorder = Recorder(Spy)
+    with opened(mock.url, topic, prefetch=5, make=recorder) as only:
+        wait_until(lambda: sum(place.shelf.size for place in only.feed.places) >= 100)
+        for _ in range(80):
+            batch = only.receive(5)
+            assert sum(place.shelf.size for place in only.feed.places) < 100 + classic.BATCH
+            only.consumer.ack(batch)
+        assert recorder.made[0].pauses == 0
+
+
 def test_the_end_of_a_partition_that_comes_in_one_batch_with_its_last_records_passes_over_none_of_them(mock, topic):
     mock.produce(topic, b"0", b"1", b"2")
     with opened(mock.url, topic, make=Greedy) as only:
@@ -395,11 +490,10 @@ def test_reading_stops_at_a_bounded_distance_from_a_job_that_is_stuck(mock, topi
     mock.produce(topic, *[b"x"] * 2000)
     with opened(mock.url, topic, prefetch=20) as only:
         stuck, *others = only.receive(20)
-        while others:
-            only.consumer.ack(others)
-            others = only.rest(0.3)
+        only.consumer.ack(others)
         (place,) = [place for place in only.feed.places if place.partition == 0]
-        assert place.wants_pause
+        wait_until(lambda: bool(only.consumer.ack(only.consumer.receive(20, 0.1)) or place.wants_pause))
+        only.consumer.ack(only.rest(0.3))
         assert 50 <= place.watermark.span < 50 + 2 * classic.BATCH
         only.consumer.ack([stuck])
         assert only.receive(1)
@@ -447,7 +541,7 @@ class Spy(Consumer):
     def __init__(self, settings) -> None:
         super().__init__(settings)
         self.commits: list[list] = []
-        self.assignments = 0
+        self.assignments = self.pauses = 0
         self._started = time.monotonic()
         self._polled_at = self._started
 
@@ -458,6 +552,14 @@ class Spy(Consumer):
     def commit(self, *, offsets, asynchronous):
         self.commits.append(offsets)
         return super().commit(offsets=offsets, asynchronous=asynchronous)
+
+    def pause(self, partitions):
+        self.pauses += 1
+        super().pause(partitions)
+
+    def named(self) -> list[int]:
+        """The offsets of the first partition that were committed, one after the other."""
+        return [offset.offset for commit in self.commits for offset in commit if offset.partition == 0]
 
     def incremental_assign(self, partitions):
         self.assignments += 1

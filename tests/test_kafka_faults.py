@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, insert
 
-from postroom.adapters import Queue, connect
+from postroom.adapters import ConfigurationError, Message, Queue, Unavailable, connect
 from postroom.consumers import Context, Jobs, Worker, WorkerSettings
 from postroom.outbox import Outbox
+from postroom.outbox.options import RelayOptions
 from postroom.outbox.relay import Relay
 from support.command import postroom
 from support.inprocess import working
@@ -28,8 +29,8 @@ from support.kafka_server import Server
 from support.workers import Place, children_of, eventually, place, supervisor
 
 APP = "faulted:jobs"
-STORM = 30.0
-"""Seconds, with a join or a leave every two: fifteen of them show what thirty would."""
+STORM = 60.0
+"""Seconds, with a join or a leave every two."""
 both = pytest.mark.parametrize("mode", ["classic", "share"])
 
 
@@ -43,7 +44,8 @@ class Site:
     mode: str
 
     def url(self, **options: object) -> str:
-        chosen = {"mode": self.mode, "session.timeout.ms": 6000, "heartbeat.interval.ms": 500, **options}
+        quick = {} if self.mode == "share" else {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+        chosen = {"mode": self.mode, **quick, **options}
         return f"kafka://{self.server.address}?" + "&".join(f"{name}={value}" for name, value in chosen.items())
 
     def declare(self, **options: object) -> None:
@@ -172,6 +174,44 @@ def test_s029_a_handler_that_takes_longer_than_the_poll_interval_keeps_its_parti
         assert not made.at.says("were lost to others")
 
 
+def test_processes_with_names_of_their_own_share_the_work_and_who_takes_a_dead_one_s_place_goes_on_without_a_rebalance(site, sqlite_database_url):
+    made, number = site(sqlite_database_url, "classic", partitions=2), 0
+    broker = made.url(**{"group.instance.id": "mail-{process}", "session.timeout.ms": 120_000})
+    with made.works(broker=broker, processes=2, concurrency=1) as process:
+        eventually(lambda: made.server.members(made.name) == 2)
+        while len(children := set(children_of(process.pid))) < 2 or len(made.at.rows("SELECT DISTINCT pid FROM effects")) < 2:
+            made.enqueue("brief", range(number, number := number + 20))
+            made.assert_all_done(number)
+        os.kill(min(children), signal.SIGKILL)
+        made.enqueue("brief", range(number, number := number + 40))
+        made.assert_all_done(number)  # long before the session of the dead one is over
+        assert made.server.members(made.name) == 2
+        assert len(made.at.rows("SELECT DISTINCT pid FROM effects")) == 3
+
+
+def test_a_name_that_the_processes_would_have_to_share_is_refused(kafka_server, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW.format(name=f"work-{uuid.uuid4().hex[:8]}"))
+    assert postroom("schema", "create", cwd=tmp_path).returncode == 0
+    broker = f"kafka://{kafka_server.address}?group.instance.id=mail"
+    refused = postroom("work", "slow:jobs", "--drain", "--processes", "2", "--broker", broker, cwd=tmp_path)
+    assert (refused.returncode, "group.instance.id=mail: names one process of 2; write {process} into it" in refused.stderr) == (2, True)
+
+
+def test_a_member_whose_name_another_has_taken_says_so_and_leaves_the_work_to_it(site, sqlite_database_url):
+    made = site(sqlite_database_url, "classic", partitions=1)
+    url = made.url(**{"group.instance.id": "mail"})
+    with closing(connect(url)) as first, closing(connect(url)) as second:
+        one = first.consume({made.name: 1}, group=made.name, prefetch=1, name="one")
+        two = second.consume({made.name: 1}, group=made.name, prefetch=1, name="two")
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"fenced by other consumer with same group\.instance\.id"):
+                eventually(lambda: one.receive(1, 0.2))
+            second.publish([Message(id=uuid.uuid4().hex, queue=made.name, body=b"{}", headers={})])
+            two.ack(eventually(lambda: two.receive(1, 0.2)))
+        with pytest.raises(ConfigurationError, match=f"names one member, and this adapter has a consumer in group '{made.name}' already"):
+            second.consume({made.name: 1}, group=made.name, prefetch=1, name="three")
+
+
 def test_a_handler_that_takes_longer_than_the_lock_of_a_share_group_runs_once_while_others_wait_for_its_end(site, sqlite_database_url):
     made = site(sqlite_database_url, "share", partitions=1, lease=15)
     with made.works() as process:
@@ -228,9 +268,8 @@ def test_partitions_that_are_added_under_load_are_read_without_a_restart(site, s
 
 @both
 def test_s057_a_topic_that_is_deleted_under_a_worker_is_told_and_not_made_by_chance_and_work_goes_on_when_it_is_declared_again(
-    site, sqlite_database_url, mode, monkeypatch, caplog
+    site, sqlite_database_url, mode, caplog
 ):
-    monkeypatch.setattr("postroom.consumers.worker.worker.DEAF", 2.0)
     made = site(sqlite_database_url, mode, partitions=1)
     with inside(made, **{"topic.metadata.refresh.interval.ms": 500}) as worker:
         made.enqueue("brief", range(10))
@@ -247,6 +286,24 @@ def test_s057_a_topic_that_is_deleted_under_a_worker_is_told_and_not_made_by_cha
         eventually(worker.ready)
 
 
+@both
+def test_s057_a_worker_is_not_ready_while_one_of_its_topics_is_missing_however_busy_it_is_with_another(site, sqlite_database_url, mode, caplog):
+    made = site(sqlite_database_url, mode, partitions=1)
+    with inside(made, beside=f"{made.name}-busy", **{"topic.metadata.refresh.interval.ms": 500}) as worker:
+        eventually(worker.ready)
+        made.server.delete(made.name)
+        eventually(lambda: not worker.ready())
+        done = made.effects()
+        eventually(lambda: made.effects() > done + 5)
+        assert not worker.ready()
+        told = f"topic '{made.name}': "
+        assert len([line for line in caplog.messages if line.startswith(told)]) == 1
+        made.declare(partitions=1)
+        eventually(worker.ready)
+        made.enqueue("brief", range(1))
+        eventually(lambda: made.at.rows("SELECT 1 FROM effects WHERE key = 'order-0'"))
+
+
 def test_s051_a_worker_whose_offset_is_gone_is_not_ready_says_so_with_the_numbers_and_skips_nothing(site, sqlite_database_url, caplog):
     made = site(sqlite_database_url, "classic", partitions=1)
     with inside(made):
@@ -258,25 +315,34 @@ def test_s051_a_worker_whose_offset_is_gone_is_not_ready_says_so_with_the_number
     made.server.forget_before(made.name, 0, 15)
     with inside(made) as worker:
         eventually(lambda: any(re.search(rf"{made.name}\[0\] at 10.*out of range", line) for line in caplog.messages))
-        assert not worker.ready()
+        eventually(lambda: not worker.ready())
         assert made.effects() == 10
     made.server.set_group(made.name, {(made.name, 0): 15})
     with inside(made) as worker:
         eventually(lambda: made.effects() == 15)
-        assert worker.ready()
+        eventually(worker.ready)
 
 
 @contextmanager
-def inside(made: Site, **options: object) -> Iterator[Worker]:
-    """A worker in the test's own process, whose readiness can be asked."""
+def inside(made: Site, *, beside: str = "", **options: object) -> Iterator[Worker]:
+    """A worker in the test's own process, whose readiness can be asked. In a queue `beside`, each job makes the next one, for ever."""
     jobs = Jobs(group=made.name)
 
     @jobs.handler("brief", queue=made.name)
     def brief(payload: dict[str, Any], context: Context) -> None:
         context.session.execute(insert(effects_table()), {"key": context.job.key, "attempt": context.job.attempt, "pid": os.getpid()})
 
+    def again(payload: dict[str, Any], context: Context) -> None:
+        brief(payload, context)
+        context.enqueue("again", {}, key=f"{context.job.key}+")
+
     with closing(connect(made.url(**options))) as adapter:
-        worker = Worker(jobs, made.at.engine, adapter, WorkerSettings(concurrency=2))
+        if beside:
+            jobs.handler("again", queue=beside)(again)
+            adapter.ensure([Queue(name=beside)])
+            with made.at.engine.begin() as connection:
+                Outbox(queue=beside).enqueue(connection, "again", {}, key="busy")
+        worker = Worker(jobs, made.at.engine, adapter, WorkerSettings(concurrency=2, relay=RelayOptions(poll_min=0.01, poll_max=0.05)))
         with working(worker):
             yield worker
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from postroom.adapters import AccessDenied, Queue, Unavailable, connect
-from postroom.adapters.kafka.reach import DOWN, PATIENCE, Reach
+from postroom.adapters.kafka.reach import DOWN, PATIENCE, UNVERIFIED, Reach
 
 
 def says(name: str, words: str) -> KafkaError:
@@ -20,6 +20,7 @@ def says(name: str, words: str) -> KafkaError:
 REFUSED = says("_TRANSPORT", "host:9092/bootstrap: Connect to ipv4#10.0.0.1:9092 failed: Connection refused (after 0ms in state CONNECT)")
 DENIED = says("_AUTHENTICATION", "sasl_ssl://host:9092/bootstrap: SASL authentication error: Invalid username (after 1ms in state AUTH_REQ)")
 STRANGE = says("_BAD_MSG", "host:9092/bootstrap: Receive failed: Invalid response size 1213486160")
+STRANGER = says("_SSL", "ssl://host:9092/bootstrap: error:0A000086:SSL routines::certificate verify failed (after 2ms in state SSL_HANDSHAKE)")
 ALL_DOWN = says("_ALL_BROKERS_DOWN", "1/1 brokers are down")
 
 
@@ -61,6 +62,12 @@ def reach(cluster: Cluster) -> Reach:
             (STRANGE, ALL_DOWN),
             Unavailable,
             "can't reach Kafka at host:9092: what answers there is no Kafka, or wants TLS (security.protocol=SSL)",
+            DOWN,
+        ),
+        (
+            (STRANGER, ALL_DOWN),
+            Unavailable,
+            f"can't reach Kafka at host:9092: error:0A000086:SSL routines::certificate verify failed: {UNVERIFIED}",
             DOWN,
         ),
         ((), Unavailable, "can't reach Kafka at host:9092: Failed to get metadata: Local: Broker transport failure", PATIENCE),

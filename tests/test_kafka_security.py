@@ -14,7 +14,7 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from postroom.adapters import AccessDenied, Consumer, Delivery, Message, Queue, Unavailable, Verdict, connect
 from support.command import COMMAND, environment, postroom
 from support.kafka import bodies, wait_until
-from support.kafka_secure import PASSWORD, Secured, secured
+from support.kafka_secure import PASSWORD, Secured, secured, token_of
 
 SCRAM = {"sasl.mechanism": "SCRAM-SHA-512"}
 WAYS: dict[str, Callable[[Secured], str]] = {
@@ -72,6 +72,22 @@ def test_each_way_in_publishes_consumes_and_puts_dead_letters_back(server, name,
         wait_until(lambda: adapter.depth(name) == {"pending": 0, "running": 0, "failed": 0})
 
 
+@both
+def test_a_token_that_a_callback_beside_the_url_gives_is_a_way_in_for_every_client(server, name, mode):
+    asked = []
+
+    def give(config: str) -> tuple[str, float]:
+        asked.append(config)
+        return token_of("shop")
+
+    with closing(connect(server.url_with_token(), {"oauth_cb": give, "mode": mode})) as adapter:
+        assert adapter.publish([message(name)])[0].verdict is Verdict.CONFIRMED
+        consumer = adapter.consume({name: 1}, group=name, prefetch=5, name="w")
+        consumer.dead_letter(received(consumer)[0], "no such address")
+        assert len(adapter.dead_letters(name).list()) == 1
+    assert len(asked) >= 4  # producer, admin, reader, consumer
+
+
 TOPIC, GROUP, TRANSACTION = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 READ, WRITE, CREATE, ALTER = AclOperation.READ, AclOperation.WRITE, AclOperation.CREATE, AclOperation.ALTER
 SEE, CHANGE = AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS
@@ -90,11 +106,12 @@ def grant(server: Secured, name: str) -> None:
         ("sharer", TOPIC, "{}", (READ, WRITE)),
         ("sharer", TOPIC, "{}.dlq", (WRITE,)),
         ("sharer", GROUP, "{}.share", (READ, SEE, CHANGE)),
-        ("declarer", TOPIC, "postroom.queues", (CREATE, READ, WRITE)),
+        ("declarer", TOPIC, "postroom.queues", (CREATE, READ, WRITE, SEE)),
         ("declarer", TOPIC, "{}", (CREATE, ALTER, SEE)),
         ("declarer", TOPIC, "{}.dlq", (CREATE, AclOperation.DESCRIBE, SEE)),
         ("operator", TOPIC, "postroom.queues", (READ,)),
         ("operator", TOPIC, "{}", (WRITE,)),
+        ("operator", TOPIC, "__share_group_state", (READ,)),
         ("operator", TOPIC, "{}.dlq", (READ, WRITE)),
         ("operator", GROUP, "{}", (AclOperation.DESCRIBE,)),
         ("operator", TRANSACTION, "postroom-letters-*", (WRITE,)),
@@ -112,11 +129,12 @@ def test_the_rights_of_the_readme_are_enough_for_all_that_it_names(server, worke
         growing.ensure([Queue(name=name)], passive=True)
     with closing(connect(server.url("relay"))) as relay, closing(connect(server.url(worker, mode=mode))) as working:
         assert relay.publish([message(name)])[0].verdict is Verdict.CONFIRMED
+        working.ensure([Queue(name=name)])
         consumer = working.consume({name: 1}, group=name, prefetch=5, name="w")
         consumer.dead_letter(received(consumer)[0], "no such address")
-        with closing(connect(server.url("operator"))) as operator:
+        with closing(connect(server.url("operator", mode=mode))) as operator:
             letters = operator.dead_letters(name)
-            assert letters.put_back([letter.id for letter in letters.list()]) == ["0"]
+            assert letters.put_back([letter.id for letter in letters.list()]) == [f"{name}.dlq@0"]
             assert letters.list() == []
             assert operator.depth(name)["failed"] == 0
         assert bodies(received(consumer)) == [b"0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import threading
+from contextlib import suppress
 
 import pytest
 from confluent_kafka import AcknowledgeType, KafkaError, KafkaException, Message
@@ -91,7 +92,7 @@ class Stand:
         self.desk = Desk(["emails"], Turns({"emails": 1}), prefetch)
         made = iter(clients or [client])
         self.feed = ShareFeed(
-            {"group.id": "g"},
+            {"group.id": "g", "bootstrap.servers": "host"},
             {"emails": source},
             self.desk,
             copier or Copier(),
@@ -100,9 +101,9 @@ class Stand:
             make=lambda _: next(made),
             clock=lambda: self.now,
         )
-        self.consumer = KafkaConsumer(self.desk, [self.feed], lambda _entry, _reason: None)
+        self.consumer = KafkaConsumer(self.desk, [self.feed.keeper], lambda _entry, _reason: None)
         if starts:
-            self.feed.start()
+            self.feed.keeper.start()
 
     def expire(self, seconds: float = 29.0) -> None:
         with self.desk.changed:
@@ -177,6 +178,16 @@ def test_s057_a_topic_that_is_gone_is_told_for_as_long_as_it_lasts_though_the_cl
     made.missing = []
     made.expire()
     wait_until(lambda: not _is_told(made.consumer, "emails"))
+
+
+def test_s057_a_topic_that_is_gone_is_told_though_every_poll_brings_something(stand):
+    made = stand(Scripted(*([record(number)] for number in range(20))))
+    made.missing = ["emails"]
+    for _ in range(10):
+        with suppress(Unavailable):  # it is told
+            made.consumer.ack(made.consumer.receive(1, PATIENCE))
+        made.expire(1.0)
+    assert [trouble.partition(":")[0] for trouble in made.consumer.troubles] == ["topic 'emails'"]
 
 
 def _is_told(consumer: KafkaConsumer, words: str) -> bool:
@@ -283,7 +294,7 @@ def test_a_lock_runs_from_before_its_record_was_there(stand):
             return records
 
     made = stand(None, clients=[client := Slow([record(0)])], starts=False)
-    made.feed.start()
+    made.feed.keeper.start()
     (slow,) = made.consumer.receive(1, PATIENCE)
     made.expire(18.5)
     assert client.idle.wait(PATIENCE)

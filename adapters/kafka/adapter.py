@@ -7,8 +7,10 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from postroom.adapters.declaring import require_consistent
 from postroom.adapters.errors import Closed, ConfigurationError, TopologyMismatch, Unavailable
 from postroom.adapters.seam import Capabilities, Outcome, Verdict
+from postroom.adapters.urls import PROCESS
 from postroom.adapters.weights import Turns
 
 from . import config
@@ -18,16 +20,18 @@ from .depth import waiting
 from .desk import Desk
 from .entry import Source
 from .faults import undeclared
-from .letters import Graveyard, Index, letter_of
+from .index import Index
+from .letters import Graveyard, letter_of
 from .options import SHARE, parse
 from .publisher import Publisher
 from .reach import Reach, quieten
 from .reader import Reader
 from .registry import Registry
 from .share import ShareFeed
-from .share_group import configure_group
+from .share_group import compare_group, configure_group
 from .share_state import ShareState
 from .topology import Topology
+from .transactions import Transactions
 from .wire import record_of
 
 if TYPE_CHECKING:
@@ -35,8 +39,9 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Adapter, Consumer, DeadLetters, Hold, Message, Queue
 
-    from .consumer import Feed
     from .entry import Entry
+    from .keeper import Keeper
+    from .options import Options
     from .registry import Declared
     from .wire import Record
 
@@ -44,15 +49,16 @@ __all__ = ["KafkaAdapter", "open_kafka"]
 
 _log = logging.getLogger("postroom.kafka")
 
+MEMBER = "group.instance.id"
 JOIN = 10.0
 """How long (seconds) consume() waits for the group to give this member its part; then `receive` tells that it has not."""
 FLUSH = 5.0
 
 
-def open_kafka(url: str) -> Adapter:
-    """An adapter for this URL; see `options`. Asks no server. Raises ConfigurationError."""
+def open_kafka(url: str, options: Mapping[str, object]) -> Adapter:
+    """An adapter for this URL, and options beside it; see `options`. Asks no server. Raises ConfigurationError."""
     quieten()
-    return KafkaAdapter(url)
+    return KafkaAdapter(parse(url, options))
 
 
 class KafkaAdapter:
@@ -61,10 +67,10 @@ class KafkaAdapter:
     Each method waits for a silent cluster up to about 15 s; publish() for the reports of a batch up to `message.timeout.ms` and 5 s more.
     """
 
-    def __init__(self, url: str) -> None:
-        self._options = parse(url)
-        config.check(self._options)
-        self.capabilities = _capabilities(share=self._options.mode == SHARE, partitions=self._options.partitions)
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        config.check(options)
+        self.capabilities = _capabilities(self._options)
         self._publisher = Publisher(config.producer_config(self._options))
         reach = Reach(config.admin_config(self._options), self._options.servers)
         self._admin = reach.admin
@@ -73,6 +79,7 @@ class KafkaAdapter:
         self._topology = Topology(reach, self._registry, self._options)
         self._share_state = ShareState(self._reader) if self._options.mode == SHARE else None
         self._indexes: defaultdict[str, Index] = defaultdict(Index)
+        self._transactions = Transactions(config.producer_config(self._options))
         self._consumers: list[KafkaConsumer] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -80,6 +87,7 @@ class KafkaAdapter:
     def ensure(self, queues: Sequence[Queue], *, passive: bool = False) -> None:
         """Declare; see `Adapter.ensure`."""
         self._require_open()
+        require_consistent(queues)
         if not self.capabilities.ordered and (ordered := [queue.name for queue in queues if queue.ordered]):
             raise TopologyMismatch(f"queue {ordered[0]!r}: expected ordered True, but a share group keeps no order: use mode=classic")
         self._topology.ensure(queues, passive=passive)
@@ -97,13 +105,14 @@ class KafkaAdapter:
             return [_unknown(error)] * len(messages)
         return self._publisher.send([_record(message, routes) for message in messages])
 
-    def prepare(self, queues: Collection[str], *, group: str) -> Mapping[str, Hold]:
+    def prepare(self, queues: Collection[str], *, group: str, passive: bool = False) -> Mapping[str, Hold]:
         """Configure the share groups; see `Adapter.prepare`. A classic group needs nothing, and holds a record for as long as it lives."""
         self._require_open()
         found: dict[str, Hold] = {}
+        limits_of = compare_group if passive else configure_group
         if self._options.mode == SHARE:
             for name, sources in self._by_group(self._registry.require(queues).values(), group).items():
-                hold = configure_group(self._admin.get(), name, self._lease(sources)).explained(name)
+                hold = limits_of(self._admin.get(), name, self._lease(sources)).explained(name)
                 found |= {source.carrier: hold for source in sources.values()}
         return found
 
@@ -118,11 +127,13 @@ class KafkaAdapter:
         for carrier in carriers.values():
             self._note(carrier, group)
         desk = Desk(carriers, turns, prefetch)
-        feeds = [self._feed(mine, desk, prefetch) for mine in self._by_group(carriers.values(), group).values()]
-        consumer = KafkaConsumer(desk, feeds, self._bury)
+        keepers = [self._keeper(mine, desk, prefetch) for mine in self._by_group(carriers.values(), group).values()]
+        consumer = KafkaConsumer(desk, keepers, self._bury, topics={carrier.topic for carrier in carriers.values()})
         with self._lock:
-            self._consumers = [*(other for other in self._consumers if not other.closed), consumer]
-        _start(feeds)
+            others = [other for other in self._consumers if not other.closed]
+            self._require_alone(consumer, others)
+            self._consumers = [*others, consumer]
+        _start(keepers)
         return consumer
 
     def dead_letters(self, queue: str) -> DeadLetters:
@@ -156,13 +167,15 @@ class KafkaAdapter:
         return 0
 
     def close(self) -> None:
-        """Leave all groups, wait a moment for reports that are out, end the clients."""
+        """Leave all groups, wait a moment for reports that are out, end the clients. May be called twice."""
         self._closed = True
         for consumer in self._consumers:
             consumer.close()
         if unknown := self._publisher.close(FLUSH):
             _log.warning("%d records had no report when the adapter was closed: it is unknown whether they arrived", unknown)
+        self._transactions.close()
         self._reader.close()
+        self._admin.drop()  # it ends with the call that uses it, if one does
 
     def _note(self, carrier: Declared, group: str) -> None:
         try:
@@ -170,15 +183,15 @@ class KafkaAdapter:
         except Unavailable as error:  # it may not write there: then depth() can't tell what the group has done
             _log.warning("queue %s: group %s is not noted: %s", carrier.name, group, error)
 
-    def _feed(self, sources: Mapping[str, Source], desk: Desk, prefetch: int) -> Feed:
+    def _keeper(self, sources: Mapping[str, Source], desk: Desk, prefetch: int) -> Keeper:
         group = next(iter(sources.values())).group
         if self._options.mode == SHARE:
             limits = configure_group(self._admin.get(), group, self._lease(sources))
             settings = config.share_config(self._options, group, prefetch)
             reachable, missing = self._topology.is_reachable, self._topology.missing
-            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=reachable, missing=missing)
+            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=reachable, missing=missing).keeper
         settings = config.consumer_config(self._options, group)
-        return ClassicFeed(settings, sources, desk, most=max(4 * prefetch, 100), skip_backlog=self._options.skip_backlog)
+        return ClassicFeed(settings, sources, desk, most=max(4 * prefetch, 100), skip_backlog=self._options.skip_backlog).keeper
 
     def _group_id(self, group: str) -> str:
         """Its name for the cluster, where a share group and a classic one can't share a name: so a service may move from one to the other."""
@@ -202,15 +215,20 @@ class KafkaAdapter:
             raise Unavailable(f"{entry.place.source.dead_letter}: the dead letter is not confirmed: {outcome.reason}")
 
     def _graveyard(self, carrier: Declared) -> Graveyard:
-        settings = config.producer_config(self._options)
-        return Graveyard(carrier, self._indexes[carrier.dead_letter], self._reader, self._admin.get(), settings)
+        return Graveyard(carrier, self._indexes[carrier.dead_letter], self._reader, self._admin.get(), self._transactions)
+
+    def _require_alone(self, consumer: KafkaConsumer, others: Iterable[KafkaConsumer]) -> None:
+        member = self._options.client.get(MEMBER)
+        if member and (shared := [group for other in others for group in other.groups & consumer.groups]):
+            raise ConfigurationError(f"{MEMBER}={member}: names one member, and this adapter has a consumer in group {shared[0]!r} already")
 
     def _require_open(self) -> None:
         if self._closed:
             raise Closed("this adapter is closed")
 
 
-def _capabilities(*, share: bool, partitions: int | None) -> Capabilities:
+def _capabilities(options: Options) -> Capabilities:
+    share, member = options.mode == SHARE, options.client.get(MEMBER, PROCESS)
     return Capabilities(
         name=f"kafka ({'share' if share else 'classic'})",
         durable=True,
@@ -219,10 +237,11 @@ def _capabilities(*, share: bool, partitions: int | None) -> Capabilities:
         atomic_publish=False,
         clock_leases=False,
         counts_attempts=False,  # a share group counts deliveries, also those that were handed back: a hint at most
-        fifo=partitions == 1 and not share,
+        fifo=options.partitions == 1 and not share,
         ordered=not share,
         competing=False,
         rolling=not share,
+        single="" if PROCESS in member else f"{MEMBER}={member}",
     )
 
 
@@ -239,11 +258,11 @@ def _source(carrier: Declared, group: str) -> Source:
     )
 
 
-def _start(feeds: Iterable[Feed]) -> None:
-    for feed in feeds:
-        feed.start()
-    for feed in feeds:
-        feed.joined.wait(JOIN)
+def _start(keepers: Iterable[Keeper]) -> None:
+    for keeper in keepers:
+        keeper.start()
+    for keeper in keepers:
+        keeper.joined.wait(JOIN)
 
 
 def _record(message: Message, routes: Mapping[str, tuple[str, str | None]]) -> Record | Outcome:
@@ -252,7 +271,7 @@ def _record(message: Message, routes: Mapping[str, tuple[str, str | None]]) -> R
     topic, group = routes[message.queue]
     try:
         return record_of(message, topic, group)
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         return Outcome(Verdict.REFUSED, f"it can't be sent: {error}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ from postroom.adapters.errors import Unavailable
 
 from .assigned import Assigned
 from .entry import Entry
-from .faults import DENIED, MISSING, translated
+from .faults import DENIED, MISSING
+from .keeper import OUTAGE, SERVERS, Keeper
 from .wire import arrived
 
 if TYPE_CHECKING:
@@ -34,14 +34,17 @@ _log = logging.getLogger("postroom.kafka")
 POLL, BUSY_POLL = 0.1, 0.01
 """How long (seconds) one poll waits; the shorter while a partition is paused, which may be resumed any moment."""
 BATCH = 500
-ROOM = 0.2
-"""How long (seconds) to wait for room before a partition is paused: that costs all that the client has fetched of it, and it is fetched again."""
+ROOM, GLANCE = 1.0, 0.1
+"""How long (seconds) to do without room before partitions are paused, and how long a look for it takes. A pause costs all that the client has fetched
+of a partition: it is fetched again, and whoever is quick runs out of work meanwhile."""
 COMMIT_EVERY = 0.25
-"""Seconds between commits, however many jobs were done; at a revoke and at the end at once."""
+COMMIT_COUNT = 1000
+"""A commit follows the last after so many seconds, or after so many jobs were done, whatever comes first; at a revoke and at the end at once."""
 LAST_WISH = 3.0
 """How long (seconds) a revoke waits for the deliveries that are out, so that they are committed before their partition goes."""
 PATIENCE = 10.0
-OUTAGE = 1.0
+LOOK_EVERY = 3.0
+"""Seconds between two looks whether topics that this member reads nothing of are there."""
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 _SPOKEN = DENIED | MISSING | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.INCONSISTENT_GROUP_PROTOCOL}  # noqa: SLF001
@@ -51,7 +54,7 @@ _FENCED = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROG
 
 
 class ClassicFeed:
-    """The jobs of some topics for one group. `start` and `stop` are for the consumer; all else happens in the thread.
+    """The jobs of some topics for one group; all happens in the thread of its `keeper`.
 
     The session timeout, not a lease, decides when others get the jobs of a process that vanished; handlers may take any time.
     """
@@ -67,73 +70,59 @@ class ClassicFeed:
         make: Callable[[dict[str, Any]], Consumer] = Consumer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = {**config, "on_commit": self._on_commit, "error_cb": self._on_error}
+        self.keeper = Keeper(config, desk, self._serve)
+        self._config = {**config, "on_commit": self._on_commit, "error_cb": self.keeper.on_error}
         self._sources = sources
         self._desk = desk
         self._most = most
         self._skip_backlog = skip_backlog
         self._make = make
         self._clock = clock
-        self._group = str(config["group.id"])
+        self._us = self.keeper.us
         self._places: dict[tuple[str, int], Assigned] = {}
-        self._stopping = threading.Event()
-        self._committed_at = clock()
-        self._thread = threading.Thread(target=self._run, name=f"postroom-kafka-{self._group}", daemon=True)
-        self.joined = threading.Event()
-        """Set once the group has given this member its part, and each partition of it was heard of."""
+        self._stopping = self.keeper.stopping
+        self._committed_at, self._ended_before = clock(), 0
+        self._crowded_since: float | None = None
+        self._looked_at = clock()
+        desk.troubles[self._us] = Unavailable(
+            f"{self._us}: no partitions are assigned yet; those of a vanished member are, when its session times out"
+        )
 
     @property
     def places(self) -> Sequence[Assigned]:
         """The partitions that are this member's now; the `span` of each one's watermark is how far it reads ahead of what it can commit."""
         return [*self._places.values()]
 
-    def start(self) -> None:
-        """Join the group."""
-        self._desk.troubles["group"] = Unavailable(
-            f"group {self._group!r}: no partitions are assigned yet; those of a vanished member are, when its session times out"
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Commit what is done and leave the group; the thread ends soon."""
-        self._stopping.set()
-        self._desk.wake()
-
-    def wait(self, patience: float) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join(patience)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._serve(self._make(self._config))
-            except KafkaException as failure:  # what the client can't recover from; a new one may
-                self._tell("group", failure.args[0], f"group {self._group!r}")
-                self._stopping.wait(OUTAGE)
-            except Exception as error:  # noqa: BLE001 - a thread that ends silently is a deaf worker
-                _log.exception("group %s: its client is replaced", self._group)
-                self._tell("group", KafkaError(KafkaError._FAIL, repr(error)), f"group {self._group!r}")  # noqa: SLF001
-                self._stopping.wait(OUTAGE)
-
-    def _serve(self, client: Consumer) -> None:
+    def _serve(self) -> None:
+        client = self._make(self._config)
         client.subscribe([*self._sources], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         try:
             while not self._stopping.is_set():
-                self._wait_for_room()
-                self._accept(self._read(client))
+                if self._may_read():
+                    self._accept(self._read(client))
                 self._look_round(client)
                 self._steer(client)
-                self._commit(client, self._places.values() if self._clock() - self._committed_at >= COMMIT_EVERY else ())
+                self._commit(client, self._places.values() if self._is_time else ())
         finally:
             try:
                 client.close()  # which revokes, and so commits
             finally:
                 self._lose([place.place for place in self.places])
 
-    def _wait_for_room(self) -> None:
-        if not self._paused:
-            with self._desk.changed:
-                self._desk.changed.wait_for(lambda: self._stopping.is_set() or self._waiting < self._most, ROOM)
+    def _may_read(self) -> bool:
+        """Wait a moment for room. Without it nothing is read, until the consumer is full; then what is left to read keeps the client in its group."""
+        enough, patience = (self._most // 2, 0.0) if self._is_full else (self._most, GLANCE)
+        with self._desk.changed:
+            if self._desk.changed.wait_for(lambda: self._stopping.is_set() or self._waiting < enough, patience):
+                self._crowded_since = None
+            elif self._crowded_since is None:
+                self._crowded_since = self._clock()
+        return self._crowded_since is None or self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there was no room for some time. A full consumer has room again at half of what is enough."""
+        return self._crowded_since is not None and self._clock() - self._crowded_since >= ROOM
 
     @property
     def _waiting(self) -> int:
@@ -146,23 +135,47 @@ class ClassicFeed:
 
     def _look_round(self, client: Consumer) -> None:
         """Notice that all is well: an idle partition of a cluster that is back says nothing by itself."""
-        if "servers" in self._desk.troubles:
+        if self.keeper.is_cut_off:
             with suppress(KafkaException):
                 client.list_topics(next(iter(self._sources)), timeout=OUTAGE)
-                self._desk.troubles.pop("servers", None)
-        if not self.joined.is_set() and "group" not in self._desk.troubles and all(place.heard for place in self._places.values()):
-            self.joined.set()
+                self.keeper.over(SERVERS)
+        if not self.keeper.joined.is_set() and self._us not in self._desk.troubles and all(place.heard for place in self._places.values()):
+            self.keeper.joined.set()
+        if self._clock() - self._looked_at >= LOOK_EVERY and not self.keeper.is_cut_off:
+            self._look_for_topics(client)
+            self._looked_at = self._clock()
+
+    def _look_for_topics(self, client: Consumer) -> None:
+        """Of a topic that is missing the client tells once, or never: the partitions of one that is deleted may just be revoked."""
+        for topic in self._sources.keys() - {topic for topic, _ in self._places}:
+            with suppress(KafkaException):
+                error = client.list_topics(topic, timeout=OUTAGE).topics[topic].error
+                if error is None:
+                    self.keeper.over(topic)
+                elif error.code() in DENIED | MISSING:
+                    self.keeper.tell(topic, error, f"topic {topic!r}")
 
     def _read(self, client: Consumer) -> Sequence[Record]:
+        """One that is waited for, and what is there besides.
+
+        The client drops what it has of a partition that goes. It can't drop what it has given already: if the partition goes and comes back while
+        it is asked for the others, that record would count as the newest of what is read anew, and all before it as read.
+        """
         first = client.poll(BUSY_POLL if self._paused else POLL)
-        return [] if first is None else [first, *client.consume(BATCH - 1, 0)]
+        if first is None:
+            return []
+        place = self._place_of(first)
+        others = client.consume(BATCH - 1, 0)
+        return [first, *others] if self._place_of(first) is place else others
+
+    def _place_of(self, record: Record) -> Assigned | None:
+        return self._places.get((record.topic() or "", record.partition() or 0))
 
     def _accept(self, records: Sequence[Record]) -> None:
         """Events are told apart from records before anything else of them is read. What was revoked meanwhile is dropped."""
         fresh: list[tuple[Assigned, Entry | None, int]] = []
         for record in records:
-            place = self._places.get((record.topic() or "", record.partition() or 0))
-            if place is not None:
+            if (place := self._place_of(record)) is not None:
                 place.heard = True
             if (error := record.error()) is not None:
                 self._put(fresh)  # before the end of its partition is noted: nothing behind an end is begun
@@ -203,43 +216,41 @@ class ClassicFeed:
                 with self._desk.changed:
                     place.watermark.reach(record.offset() or 0)
                     self._recovered(place)
-        elif error.fatal():
+        elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             raise KafkaException(error)
         elif error.code() in _SPOKEN:
-            whole = error.code() in MISSING  # it names a partition all the same
-            where = _where(record, whole=whole) if record.topic() else f"group {self._group!r}"
-            self._tell(_key(record.topic(), None if whole else record.partition()), error, where)
+            if whole := error.code() in MISSING:  # it names a partition all the same
+                error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)  # in the words of `_look_for_topics`
+            topic = record.topic()
+            key = _key(topic, None if whole else record.partition()) if topic else self._us
+            self.keeper.tell(key, error, _where(record, whole=whole) if topic else self._us)
         else:
             _log.warning("%s: %s", _where(record), error.str())
-
-    def _tell(self, key: str, error: KafkaError, place: str) -> None:
-        """Once to the log, and to each `receive` until it is over."""
-        self._desk.tell(key, translated(error, place))
-        if error.code() in DENIED:
-            self.joined.set()  # more is not to be known by waiting
 
     def _recovered(self, place: Assigned) -> None:
         """The broker has answered for it, which says nothing of other partitions."""
         if self._desk.troubles:
-            for key in (place.source.topic, _key(place.source.topic, place.partition), "servers"):
-                self._desk.troubles.pop(key, None)
+            self.keeper.over(place.source.topic, _key(place.source.topic, place.partition), SERVERS)
 
     def _steer(self, client: Consumer) -> None:
-        """Pause and resume as each partition's own state says, never as it was before. A full consumer reads on at half of what is enough."""
-        full = self._waiting >= (self._most // 2 if self._paused else self._most)
-        share = max(1, self._most // len(self._places)) if full else None
+        """Pause and resume as each partition's own state says, never as it was before."""
+        share = max(1, self._most // len(self._places)) if self._is_full else None
         for place in self._places.values():
             place.share = share
             if (wanted := place.wants_pause) is not place.paused:
                 (client.pause if wanted else client.resume)([place.place])
                 place.paused = wanted
 
+    @property
+    def _is_time(self) -> bool:
+        return self._desk.ended - self._ended_before >= COMMIT_COUNT or self._clock() - self._committed_at >= COMMIT_EVERY
+
     def _commit(self, client: Consumer, places: Iterable[Assigned], *, wait: bool = False) -> None:
         with self._desk.changed:
-            due = [offset for place in places if (offset := place.due()) is not None]
+            ended, due = self._desk.ended, [offset for place in places if (offset := place.due()) is not None]
         if not due:
             return
-        self._committed_at = self._clock()
+        self._committed_at, self._ended_before = self._clock(), ended
         try:
             if wait:
                 client.commit(offsets=due, asynchronous=False)
@@ -252,14 +263,10 @@ class ClassicFeed:
         if error is None:
             return
         level = logging.DEBUG if error.code() in _FENCED else logging.WARNING
-        _log.log(level, "group %s: %d offsets were not committed: %s", self._group, len(offsets), error.str())
+        _log.log(level, "%s: %d offsets were not committed: %s", self._us, len(offsets), error.str())
         for offset in offsets:
             if (place := self._places.get((offset.topic, offset.partition))) is not None:
                 place.commit_again()
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.code() in DENIED or error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self._tell("servers", error, str(self._config["bootstrap.servers"]))
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         starts = self._starts(client, partitions)
@@ -271,7 +278,7 @@ class ClassicFeed:
                 place = Assigned(self._sources[partition.topic], partition.partition, start=start)
                 self._places[partition.topic, partition.partition] = place
                 self._desk.open(place)
-            self._desk.troubles.pop("group", None)
+            self.keeper.over(self._us)
 
     def _starts(self, client: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where the group has committed; for what it has never read, the beginning, or the end of a topic that is new to it.
@@ -299,12 +306,12 @@ class ClassicFeed:
             self._desk.empty(places)
             while not self._stopping.is_set() and self._desk.holds(places) and (left := late - self._clock()) > 0:
                 self._desk.changed.wait(left)
-        self._commit(client, places, wait="servers" not in self._desk.troubles)
+        self._commit(client, places, wait=not self.keeper.is_cut_off)
         self._lose(partitions)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """They have another owner already: nothing of them is committed."""
-        _log.warning("group %s: %d partitions were lost to others", self._group, len(partitions))
+        _log.warning("%s: %d partitions were lost to others", self._us, len(partitions))
         self._lose(partitions)
 
     def _lose(self, partitions: list[TopicPartition]) -> None:
@@ -315,17 +322,15 @@ class ClassicFeed:
         self._desk.close(self._mine(partitions))
         for partition in partitions:
             self._places.pop((partition.topic, partition.partition), None)
-            self._desk.troubles.pop(_key(partition.topic, partition.partition), None)
+            self.keeper.over(_key(partition.topic, partition.partition))
 
     def _mine(self, partitions: Iterable[TopicPartition]) -> list[Assigned]:
         keys = [(partition.topic, partition.partition) for partition in partitions]
         return [self._places[key] for key in keys if key in self._places]
 
 
-def _key(topic: str | None, partition: int | None) -> str:
-    """Whose trouble it is: a partition's, all of a topic's, or the group's."""
-    if not topic:
-        return "group"
+def _key(topic: str, partition: int | None) -> str:
+    """Whose trouble it is: a partition's, or all of a topic's."""
     return f"{topic}[{partition}]" if partition is not None and partition >= 0 else topic
 
 

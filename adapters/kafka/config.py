@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 
 from postroom.adapters.errors import ConfigurationError
 
-from .options import SHARE
+from .options import CLASSIC, SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from .options import Options
 
@@ -67,24 +67,49 @@ _FORCED: Mapping[str, Mapping[str, object]] = {
     },
 }
 
-_NO = r"(false|f|0)$"
+_NO, _YES = r"(false|f|0)$", r"(true|t|1)$"
 """As librdkafka reads it."""
 
 _REFUSED = (
-    ("enable.auto.commit", rf"(?!{_NO}).*", "a job would count as done when it is handed over"),
+    ("enable.auto.commit|auto.commit.enable", rf"(?!{_NO}).*", "a job would count as done when it is handed over"),
+    ("auto.commit.interval.ms", r".*", "offsets are committed by hand"),
     ("enable.auto.offset.store", rf"(?!{_NO}).*", "a job would count as done when it is handed over"),
     ("acks|request.required.acks", r"(?!all$|-1$).*", "a job is confirmed when all replicas in sync have it"),
-    ("enable.idempotence", _NO, "retries inside the client would change the order of a key"),
+    ("enable.idempotence", rf"(?!{_YES}).*", "retries inside the client would change the order of a key"),
     ("isolation.level", r"(?!read_committed$).*", "a replay of dead letters that was broken off would be seen"),
-    ("enable.partition.eof", _NO, "the end of a partition could not be told from silence"),
+    ("enable.partition.eof", rf"(?!{_YES}).*", "the end of a partition could not be told from silence"),
     ("partition.assignment.strategy", r"(?!cooperative-sticky$).*", "each rebalance would take all partitions from all workers"),
     ("share.acknowledgement.mode", r"(?!explicit$).*", "a job would count as done when the next one is asked for"),
-    ("message.timeout.ms|delivery.timeout.ms", r"0", "publish() would have no bound"),
-    ("auto.offset.reset", r"latest|largest|end", "a new group would skip the jobs that wait; say skip.backlog=yes if that is meant"),
+    ("message.timeout.ms", r"0+", "publish() would have no bound"),
+    (
+        "auto.offset.reset",
+        r"(?!error$).*",
+        "an offset that is gone would be a jump; a new group begins with the oldest job, at the end of a topic if you say skip.backlog=yes",
+    ),
+    ("max.poll.records", r".*", "the prefetch of the worker says it"),
     ("group.id", r".*", "a group is named where its jobs are declared"),
     ("transactional.id", r".*", "each replay of dead letters has its own"),
     ("bootstrap.servers|metadata.broker.list", r".*", "the URL names the servers before the question mark"),
+    ("default.topic.config", r".*", "it would be a way round this table; write each option by its name"),
+    ("error_cb|on_commit|on_delivery", r".*", "it is ours: receive() and the outcomes of publish() tell of errors"),
 )
+_REFUSED_BY_MODE = {
+    CLASSIC: (("share.acknowledgement.mode|share.acquire.mode", r".*", "it is for mode=share"),),
+    SHARE: (
+        ("enable.auto.offset.store", r".*", "a share group has no offsets"),
+        ("statistics.interval.ms", r"(?!0*[1-9]\d{0,3}$).*", "only its statistics, at least every 9999 ms, tell that a member has joined"),
+        ("stats_cb", r".*", "its statistics tell us that a member has joined"),
+    ),
+}
+_BACKLOG = "a share group begins with the oldest job, or would skip jobs of partitions that are added, too: use mode=classic"
+
+_CHOICES = {
+    "sasl.mechanism": ("GSSAPI", "OAUTHBEARER", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "sasl.oauthbearer.method": ("default", "oidc"),
+    "security.protocol": ("plaintext", "sasl_plaintext", "sasl_ssl", "ssl"),
+    "ssl.endpoint.identification.algorithm": ("https", "none"),
+}
+"""What else stands there may be a secret that has got into the wrong place: it is shown nowhere."""
 
 _ONLY: Mapping[str, re.Pattern[str]] = {
     "producer": re.compile(
@@ -99,7 +124,7 @@ _ONLY: Mapping[str, re.Pattern[str]] = {
 _SECRET = re.compile(r"pas+w|passphrase|pwd|secret|pem|\.key$|token|credential", re.IGNORECASE)
 _LOGIN = re.compile(r"s(asl|sl)\.", re.IGNORECASE)
 _HARMLESS = re.compile(
-    r"sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab|min\.time\.before\.relogin)|oauthbearer\.(method|scope))|"
+    r"sasl\.(mechanism|username|kerberos\.(service\.name|principal|keytab|min\.time\.before\.relogin)|oauthbearer\.(method|scope))|"
     r"ssl\.([a-z.]+\.)?(location|suites|list|stores|algorithm|providers)"
 )
 """Of a login these are shown, and nothing that we don't know: it may be a password whose option has a typo."""
@@ -118,10 +143,8 @@ def consumer_config(options: Options, group: str) -> Config:
 
 def share_config(options: Options, group: str, most: int) -> Config:
     """For a share group: at most about `most` records at a time, each acknowledged by hand."""
-    limits = {"share.acknowledgement.mode": "explicit", "max.poll.records": most, "group.id": group}
-    unknown = {*_DEFAULTS["consumer"], *_FORCED["consumer"], *_CLASSIC_PROTOCOL} | {"group.protocol", "session.timeout.ms", "heartbeat.interval.ms"}
-    mine = {name: value for name, value in _config(options, "consumer").items() if name not in unknown}
-    return {**_SHARE, **mine, **limits}
+    limits = {"share.acknowledgement.mode": "explicit", "max.poll.records": most, "group.id": group, "bootstrap.servers": options.servers}
+    return {**_SHARED, **_SHARE, **_given(options, "consumer"), **limits}
 
 
 def reader_config(options: Options) -> Config:
@@ -131,17 +154,14 @@ def reader_config(options: Options) -> Config:
 
 def admin_config(options: Options) -> Config:
     """For declaring and looking."""
-    mine = {name: value for name, value in options.client.items() if not any(only.fullmatch(name) for only in _ONLY.values())}
+    mine = {name: value for name, value in _said(options).items() if not any(only.fullmatch(name) for only in _ONLY.values())}
     return {**_SHARED, **_NONE_BY_CHANCE, **mine, "bootstrap.servers": options.servers}
 
 
 def check(options: Options) -> None:
     """Raise ConfigurationError for an option that contradicts, or that librdkafka does not know. Asks no server."""
-    for names, pattern, why in _REFUSED:
-        for name in names.split("|"):
-            value = options.client.get(name)
-            if value is not None and re.fullmatch(pattern, value, re.IGNORECASE) and not (name == "auto.offset.reset" and options.skip_backlog):
-                raise ConfigurationError(f"{name}={value}: refused, because {why}. The configuration would be: {_all_shown(options)}")
+    if wrong := next(_contradictions(options), None):
+        raise ConfigurationError(f"{wrong}. The configuration would be: {_all_shown(options)}")
     try:
         Producer(producer_config(options))
         Consumer(consumer_config(options, "postroom-check")).close()
@@ -150,7 +170,22 @@ def check(options: Options) -> None:
         else:
             _check_heartbeat(consumer_config(options, "postroom-check"))
     except (KafkaException, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{_missing_file(options) or _said(error)}. The configuration would be: {_all_shown(options)}") from None
+        raise ConfigurationError(f"{_missing_file(options) or _told(error, options)}. The configuration would be: {_all_shown(options)}") from None
+
+
+def _contradictions(options: Options) -> Iterator[str]:
+    said = _said(options)
+    for names, pattern, why in (*_REFUSED, *_REFUSED_BY_MODE[options.mode]):
+        for name in names.split("|"):
+            if name in said and re.fullmatch(pattern, str(said[name]), re.IGNORECASE | re.DOTALL):
+                yield f"{_shown(name, said[name])}: refused, because {why}"
+    for name, choices in _CHOICES.items():
+        if _is_none_of(name, said.get(name, choices[0])):
+            yield f"{name}: refused, because it is none of {', '.join(choices)}"
+    if options.mode == SHARE and options.skip_backlog:
+        yield f"skip.backlog=yes: refused, because {_BACKLOG}"
+    if isinstance(said.get("logger"), str):
+        yield "logger: refused, because a text is no logger"
 
 
 def _missing_file(options: Options) -> str | None:
@@ -170,7 +205,15 @@ def _check_heartbeat(final: Config) -> None:
 
 def shown(config: Mapping[str, object]) -> str:
     """A configuration for people's eyes: sorted, secrets as ***."""
-    return " ".join(f"{name}={'***' if _is_secret(name) else value}" for name, value in sorted(config.items()) if name != "logger")
+    return " ".join(_shown(name, value) for name, value in sorted(config.items()) if name != "logger")
+
+
+def _shown(name: str, value: object) -> str:
+    return f"{name}={'***' if _is_secret(name) or _is_none_of(name, value) else value}"
+
+
+def _is_none_of(name: str, value: object) -> bool:
+    return name in _CHOICES and str(value).lower() not in map(str.lower, _CHOICES[name])
 
 
 def _is_secret(name: str) -> bool:
@@ -179,17 +222,28 @@ def _is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def _config(options: Options, kind: str) -> Config:
+def _said(options: Options) -> Mapping[str, object]:
+    return {**options.client, **options.objects}
+
+
+def _given(options: Options, kind: str) -> Config:
     other = _ONLY["consumer" if kind == "producer" else "producer"]
-    mine = {name: value for name, value in options.client.items() if not other.fullmatch(name)}
-    return {**_SHARED, **_DEFAULTS[kind], **mine, **_FORCED[kind], "bootstrap.servers": options.servers}
+    return {name: value for name, value in _said(options).items() if not other.fullmatch(name)}
+
+
+def _config(options: Options, kind: str) -> Config:
+    return {**_SHARED, **_DEFAULTS[kind], **_given(options, kind), **_FORCED[kind], "bootstrap.servers": options.servers}
 
 
 def _all_shown(options: Options) -> str:
     reading = share_config(options, "<group>", 1) if options.mode == SHARE else consumer_config(options, "<group>")
-    return f"[producer] {shown({**producer_config(options), **options.client})} [consumer] {shown({**reading, **options.client})}"
+    return f"[producer] {shown({**producer_config(options), **_said(options)})} [consumer] {shown({**reading, **_said(options)})}"
 
 
-def _said(error: Exception) -> str:
+def _told(error: Exception, options: Options) -> str:
+    """What librdkafka says, which quotes a value that it does not take."""
     first = error.args[0] if error.args else error
-    return first.str() if hasattr(first, "str") else str(first)
+    told = str(first.str()) if hasattr(first, "str") else str(first)
+    for value in (value for name, value in options.client.items() if value and _is_secret(name)):
+        told = told.replace(value, "***")
+    return told

@@ -5,58 +5,45 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from postroom.adapters.consuming import require_held, require_usable
 from postroom.adapters.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from postroom.adapters.seam import Delivery
 
     from .desk import Desk
     from .entry import Entry
+    from .keeper import Keeper
 
-__all__ = ["Feed", "KafkaConsumer"]
+__all__ = ["KafkaConsumer"]
 
 FAREWELL = 15.0
 """How long (seconds) close() waits at most for the clients to leave their groups."""
-
-
-class Feed(Protocol):
-    """Brings jobs to the desk, from a thread of its own."""
-
-    joined: threading.Event
-    """Set once the group has given this member its part, as far as that can be known."""
-
-    def start(self) -> None:
-        """Begin."""
-
-    def stop(self) -> None:
-        """End soon, with all that is settled told to the broker."""
-
-    def wait(self, patience: float) -> None:
-        """Wait for the end."""
 
 
 class KafkaConsumer:
     """See `postroom.adapters.seam.Consumer`.
 
     An ack is noted at once, and told to the broker a moment later, in ranges: after a crash between it is delivered again.
-    A released delivery comes again to this consumer; others get it when this one closes. `bury` has a dead letter confirmed, or raises.
+    A released delivery comes again to this consumer; others get it when this one closes. `bury` has a dead letter confirmed, or raises. While some
+    of the `topics` can be read, `receive` does not raise for the others.
     """
 
-    def __init__(self, desk: Desk, feeds: Sequence[Feed], bury: Callable[[Entry, str], None]) -> None:
+    def __init__(self, desk: Desk, keepers: Sequence[Keeper], bury: Callable[[Entry, str], None], *, topics: Collection[str] = ()) -> None:
         self._desk = desk
-        self._feeds = feeds
+        self._keepers = keepers
+        self.groups = frozenset(keeper.group for keeper in keepers)
         self._bury = bury
+        self._topics = frozenset(topics)
         self._pid = os.getpid()
         self.closed = False
 
     def receive(self, limit: int, timeout: float) -> Sequence[Delivery]:
-        """Return what was read, or wait up to `timeout` seconds for it; see `Consumer.receive`. Raises what keeps jobs from coming."""
+        """Return what was read, or wait up to `timeout` seconds for it; see `Consumer.receive`. Raises what keeps all jobs from coming."""
         late = time.monotonic() + timeout
         with self._desk.changed:
             while True:
@@ -68,6 +55,12 @@ class KafkaConsumer:
                 if taken or left <= 0:
                     return taken
                 self._desk.changed.wait(left)
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        """See `Consumer.troubles`: of the servers, of a group, of topics and partitions."""
+        with self._desk.changed:
+            return [str(trouble) for trouble in self._desk.troubles.values()]
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """running -> done."""
@@ -112,10 +105,10 @@ class KafkaConsumer:
         with self._desk.changed:
             self.closed = True
             self._desk.changed.notify_all()
-        for feed in self._feeds:
-            feed.stop()
-        for feed in self._feeds:
-            feed.wait(FAREWELL)
+        for keeper in self._keepers:
+            keeper.stop()
+        for keeper in self._keepers:
+            keeper.wait(FAREWELL)
 
     def running(self, carrier: str) -> int:
         """How many deliveries of a carrier are out."""
@@ -140,8 +133,10 @@ class KafkaConsumer:
         require_held(lost)
 
     def _raise_trouble(self) -> None:
-        if troubles := [*self._desk.troubles.values()]:
-            newest = troubles[-1]  # it says most
+        troubles = self._desk.troubles
+        unread = {place.partition("[")[0] for place in troubles}
+        if troubles and not unread < self._topics:
+            newest = [*troubles.values()][-1]  # it says most
             raise type(newest)(str(newest))
 
     def _require_open(self) -> None:

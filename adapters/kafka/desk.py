@@ -28,9 +28,11 @@ class Desk:
     def __init__(self, carriers: Iterable[str], turns: Turns, prefetch: int) -> None:
         self.changed = Condition()
         self.troubles: dict[str, PostroomError] = {}
-        """By their place, what keeps jobs from coming: `receive` raises one of them for as long as it lasts."""
+        """What keeps jobs from coming, by its place: a topic, a partition `topic[0]`, a group, the servers."""
         self.tombstones = 0
         """How many records without a value were passed over."""
+        self.ended = 0
+        """How many deliveries have ended, acked or buried."""
         self._turns = turns
         self._prefetch = prefetch
         self._places: dict[str, deque[Place]] = {carrier: deque() for carrier in carriers}
@@ -89,6 +91,7 @@ class Desk:
 
     def end(self, entry: Entry, *, buried: bool = False) -> None:
         """It was acked, or `buried`: the next of its key may go."""
+        self.ended += 1
         entry.place.shelf.leave(entry)
         entry.place.end(entry, buried=buried)
         self.changed.notify_all()

@@ -23,13 +23,15 @@ from .process import PerProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Reach", "quieten"]
+__all__ = ["UNVERIFIED", "Reach", "quieten"]
 
 SLICE = 0.5
 DOWN = 3.0
 """For how long (seconds) all servers must have been out of reach: the first address of a host may be refused where its second is not."""
 PATIENCE = 15.0
 HUNG_UP = "it closes each connection without a word: does it want TLS or a login (security.protocol)?"
+UNVERIFIED = "broker certificate could not be verified, verify that ssl.ca.location is correctly configured"
+"""What librdkafka adds by itself to a certificate that it can't verify, unless the handshake is over in one step."""
 _WHERE = re.compile(r"^\S+: | \(after \d+ms in state \w+.*$")
 
 
@@ -80,7 +82,8 @@ class Reach:
 def _said(reason: KafkaError) -> str:
     if reason.code() == KafkaError._BAD_MSG:  # noqa: SLF001 - it would go on about the size of what it takes for an answer
         return "what answers there is no Kafka, or wants TLS (security.protocol=SSL)"
-    return _WHERE.sub("", reason.str()).rstrip(": ")
+    said = _WHERE.sub("", reason.str()).rstrip(": ")
+    return f"{said}: {UNVERIFIED}" if said.endswith("certificate verify failed") else said
 
 
 def quieten() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from confluent_kafka import AcknowledgeType, KafkaError, KafkaException, ShareCo
 from postroom.adapters.seam import Verdict
 
 from .entry import Entry
-from .faults import DENIED, MISSING, translated
+from .faults import DENIED, MISSING
+from .keeper import SERVERS, Keeper
 from .shelf import Shelf
 from .wire import ENVELOPE_ID, GROUP, ID, Record, arrived, as_text, headers_of
 
@@ -39,9 +39,8 @@ _log = logging.getLogger("postroom.kafka")
 
 PREVIEW = "a share group is read with librdkafka's share consumer, which it calls a preview: not for production yet"
 POLL = 0.5
-OUTAGE = 1.0
 LOOK_EVERY = 3.0
-"""Seconds between two looks whether the topics of an idle group are still there."""
+"""Seconds between two looks whether the topics are still there."""
 FAREWELL = 10.0
 
 
@@ -86,7 +85,8 @@ class ShareFeed:
         make: Callable[[dict[str, Any]], ShareConsumer] = ShareConsumer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = {**config, "error_cb": self._on_error, "stats_cb": self._on_statistics}
+        self.keeper = Keeper(config, desk, self._serve)
+        self._config = {**config, "error_cb": self.keeper.on_error, "stats_cb": self._on_statistics}
         self._sources = sources
         self._desk = desk
         self._publisher = publisher
@@ -96,40 +96,13 @@ class ShareFeed:
         self._looked_at = clock()
         self._make = make
         self._clock = clock
-        self._group = str(config["group.id"])
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"postroom-kafka-{self._group}", daemon=True)
-        self.joined = threading.Event()
-        """Set when the first records are there, or none came for half a second after the group has given this member its part."""
+        self._us = self.keeper.us
+        self._stopping = self.keeper.stopping
         self._is_member = False
+        _log.warning("%s: %s", self._us, PREVIEW)
 
-    def start(self) -> None:
-        """Join the group; the first records come when the group has heard of this member twice: some seconds later, by its heartbeats."""
-        _log.warning("group %s: %s", self._group, PREVIEW)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Acknowledge what is settled, release the rest, leave."""
-        self._stopping.set()
-        self._desk.wake()
-
-    def wait(self, patience: float) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join(patience)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._serve(self._make(self._config))
-            except KafkaException as failure:
-                self._tell(failure.args[0])
-                self._stopping.wait(OUTAGE)
-            except Exception as error:  # noqa: BLE001 - a thread that ends silently is a deaf worker
-                _log.exception("group %s: its client is replaced", self._group)
-                self._tell(KafkaError(KafkaError._FAIL, repr(error)))  # noqa: SLF001
-                self._stopping.wait(OUTAGE)
-
-    def _serve(self, client: ShareConsumer) -> None:
+    def _serve(self) -> None:
+        client = self._make(self._config)
         self._is_member = False
         client.set_acknowledgement_commit_callback(self._on_commit)
         client.subscribe([*self._sources])
@@ -138,10 +111,10 @@ class ShareFeed:
                 started = self._clock()
                 was_member = self._is_member
                 records = list(client.poll(POLL))
-                if records or was_member:
-                    self.joined.set()
+                if records or was_member:  # the first are there, or none came in a poll of a member
+                    self.keeper.joined.set()
                 self._recovered(heard=bool(records))
-                self._look_round(idle=not records)
+                self._look_round()
                 self._round(client, records, started + self._limits.hold)
             client.commit_sync(FAREWELL)
         finally:
@@ -165,9 +138,9 @@ class ShareFeed:
         if topic in self._sources and offset is not None and offset >= 0:
             return True
         if (error := record.error()) is not None and error.code() in DENIED | MISSING:
-            self._tell(error, topic if topic in self._sources else "group")
+            self._tell(error, topic)
         else:
-            _log.warning("group %s: %s", self._group, error)
+            _log.warning("%s: %s", self._us, error)
         return False
 
     def _admit(self, place: _Acquired, record: Raw) -> None:
@@ -209,41 +182,37 @@ class ShareFeed:
             left_open = 0 if self._stopping.is_set() else sum(place.open for place in places)
             self._desk.close(places)
         if left_open:
-            _log.warning("group %s: jobs that were not settled after %g s and go to others: %d", self._group, self._limits.hold, left_open)
+            _log.warning("%s: jobs that were not settled after %g s and go to others: %d", self._us, self._limits.hold, left_open)
 
     def _on_commit(self, offsets: Mapping[Any, set[int]], error: KafkaException | None) -> None:
         if error is not None:
-            _log.warning("group %s: %d acknowledgements were refused: %s", self._group, sum(map(len, offsets.values())), error)
+            _log.warning("%s: %d acknowledgements were refused: %s", self._us, sum(map(len, offsets.values())), error)
 
     def _on_statistics(self, packed: str) -> None:
         """The only place where the client tells of its membership."""
         self._is_member = self._is_member or bool(json.loads(packed).get("cgrp", {}).get("rebalance_cnt"))
 
-    def _on_error(self, error: KafkaError) -> None:
-        if error.code() in DENIED or error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self._tell(error, "servers")
-
     def _recovered(self, *, heard: bool) -> None:
-        self._desk.troubles.pop("group", None)
-        if "servers" in self._desk.troubles and (heard or self._reachable()):
-            self._desk.troubles.pop("servers", None)
+        self.keeper.over(self._us)
+        if self.keeper.is_cut_off and (heard or self._reachable()):
+            self.keeper.over(SERVERS)
 
-    def _look_round(self, *, idle: bool) -> None:
+    def _look_round(self) -> None:
         """Tell an empty topic from one that is not there."""
-        if not idle or self._clock() - self._looked_at < LOOK_EVERY:
+        if self._clock() - self._looked_at < LOOK_EVERY:
             return
         missing = self._missing(self._sources)
         for topic in self._sources:
             if topic in missing:
                 self._tell(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), topic)
             else:
-                self._desk.troubles.pop(topic, None)
+                self.keeper.over(topic)
         self._looked_at = self._clock()
 
-    def _tell(self, error: KafkaError, key: str = "group") -> None:
-        self._desk.tell(key, translated(error, f"topic {key!r}" if key in self._sources else f"group {self._group!r}"))
-        if error.code() in DENIED:
-            self.joined.set()  # more is not to be known by waiting
+    def _tell(self, error: KafkaError, topic: str) -> None:
+        """Of a topic, or of what lies in none: the group."""
+        key, place = (topic, f"topic {topic!r}") if topic in self._sources else (self._us, self._us)
+        self.keeper.tell(key, error, place)
 
 
 def _partition(record: Raw) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from postroom.adapters.errors import ConfigurationError, PostroomError
+from postroom.adapters.errors import ConfigurationError, PostroomError, TopologyMismatch
 from postroom.adapters.seam import Hold
 
 from .topology import PATIENCE, result_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-__all__ = ["DELIVERIES", "MARGIN", "Limits", "configure_group"]
+__all__ = ["DELIVERIES", "MARGIN", "Limits", "compare_group", "configure_group"]
 
 DELIVERIES = 10
 """How often a share group may deliver a record: the most that a broker allows. On the last but one we send a fresh copy, so none is ever dropped."""
@@ -55,16 +55,35 @@ def configure_group(admin: AdminClient, group: str, lease: float) -> Limits:
     Raises ConfigurationError or Unavailable.
     """
     found, longest = _group_config(admin, group), _longest_lock(admin)
-    changes = _changes(found, min(max(lease, _SHORTEST), longest))
+    changes = _changes(found, _lock_for(lease, longest))
     if changes:
         resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=changes)
         result_of(admin.incremental_alter_configs([resource])[resource], f"group {group!r}")
         found = _group_config(admin, group)
+    return _limits(found, longest)
+
+
+def compare_group(admin: AdminClient, group: str, lease: float) -> Limits:
+    """The same, and nothing is changed: raise TopologyMismatch that names each difference."""
+    found, longest = _group_config(admin, group), _longest_lock(admin)
+    pairs = [(name, value, found[name].value) for name, value in _wanted(found, _lock_for(lease, longest)).items()]
+    differences = [f"expected {name} {value!r}, but it is there with {name} {actual!r}" for name, value, actual in pairs if actual != value]
+    if differences:
+        raise TopologyMismatch(f"group {group!r}: {', '.join(differences)}: `postroom declare` or the start of a worker sets it")
+    return _limits(found, longest)
+
+
+def _limits(found: Mapping[str, ConfigEntry], longest: float) -> Limits:
     limit = found[_LIMIT].value if _LIMIT in found else None
     return Limits(int(found[_LOCK].value or 0) / 1000, int(limit or 5), longest)
 
 
-def _changes(found: Mapping[str, ConfigEntry], lock: float) -> list[ConfigEntry]:
+def _lock_for(lease: float, longest: float) -> float:
+    return min(max(lease, _SHORTEST), longest)
+
+
+def _wanted(found: Mapping[str, ConfigEntry], lock: float) -> Mapping[str, str]:
+    """As far as this cluster knows it."""
     before = found[_LOCK]
     kept = 0 if before.is_default else int(before.value or 0)
     wanted = {
@@ -73,10 +92,14 @@ def _changes(found: Mapping[str, ConfigEntry], lock: float) -> list[ConfigEntry]
         _LIMIT: str(DELIVERIES),
         "share.isolation.level": "read_committed",
     }
+    return {name: value for name, value in wanted.items() if name in found}
+
+
+def _changes(found: Mapping[str, ConfigEntry], lock: float) -> list[ConfigEntry]:
     return [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in wanted.items()
-        if name in found and (found[name].value != value or found[name].is_default)
+        for name, value in _wanted(found, lock).items()
+        if found[name].value != value or found[name].is_default
     ]
 
 

@@ -30,7 +30,8 @@ GROUP = "postroom-only-group"
 RESERVED = frozenset({ID, TYPES, GROUP})
 """Headers of the adapter's own: no message that is delivered shows them."""
 
-Pair = tuple[str, str | bytes | None]
+Written = str | bytes | None
+Pair = tuple[str, Written]
 
 _look_at_headers = methodcaller("headers")
 """Called from C its result is always checked. From warm code the error that the library leaves set would come up anywhere later."""
@@ -39,13 +40,16 @@ _CODES = {int: "int", bool: "bool", bytes: "bytes"}
 
 
 class Record(NamedTuple):
-    """What is produced: a tuple, because there are so many of them. `queue` is the name that the caller knows it by."""
+    """What is produced: a tuple, because there are so many of them. `queue` is the name that the caller knows it by.
+
+    Our own headers are a dict, which costs the garbage collector nothing; those of another program's record may repeat a name.
+    """
 
     topic: str
     queue: str
     key: bytes | None
     value: bytes | None
-    headers: list[Pair]
+    headers: dict[str, Written] | list[Pair]
 
 
 class Arrived(NamedTuple):
@@ -56,14 +60,14 @@ class Arrived(NamedTuple):
 
 
 def record_of(message: Message, topic: str, group: str | None) -> Record:
-    """A message as a record of `topic`, for one group of it or for all. Raises ValueError for text that can't travel."""
-    pairs = _pairs(message.headers)
-    if message.headers.get(ENVELOPE_ID) != message.id:
-        pairs.append((ID, message.id))
+    """A message as a record of `topic`, for one group of it or for all. Raises KeyError, TypeError or ValueError for headers that can't travel."""
+    headers = _written(message.headers)
+    if headers.get(ENVELOPE_ID) != message.id:
+        headers[ID] = message.id
     if group is not None:
-        pairs.append((GROUP, group))
+        headers[GROUP] = group
     key = message.ordering_key
-    return Record(topic, message.queue, None if key is None else key.encode(), message.body, pairs)
+    return Record(topic, message.queue, None if key is None else key.encode(), message.body, headers)
 
 
 def arrived(record: confluent_kafka.Message[Any, Any], queue: str) -> Arrived:
@@ -109,23 +113,23 @@ def as_bytes(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
 
-def _pairs(headers: Mapping[str, Header]) -> list[Pair]:
-    pairs = cast("list[Pair]", [*headers.items()])
-    written, types = _shape(tuple(headers), tuple(map(type, headers.values())))
-    for number in written:
-        name, value = pairs[number]
-        pairs[number] = name, str(value)
+def _written(headers: Mapping[str, Header]) -> dict[str, Written]:
+    written = dict(headers)
+    numbers, types = _shape(tuple(headers), tuple(map(type, headers.values())))
+    for name in numbers:
+        written[name] = str(headers[name])
     if types:
-        pairs.append((TYPES, types))
-    return pairs
+        written[TYPES] = types
+    return cast("dict[str, Written]", written)
 
 
 @lru_cache(maxsize=1024)
-def _shape(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[Sequence[int], bytes]:
+def _shape(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[Sequence[str], bytes]:
     """Which headers of this shape are written out as text, and the header that names their types. Most messages have one of a few shapes."""
+    "".join(names).encode()  # the client dies of a name that is no text
     typed = {name: _CODES[kind] for name, kind in zip(names, kinds, strict=True) if kind not in (str, type(None))}
-    written = [number for number, kind in enumerate(kinds) if kind in (int, bool)]
-    return written, json.dumps(typed, separators=(",", ":")).encode() if typed else b""
+    numbers = [name for name, code in typed.items() if code != "bytes"]
+    return numbers, json.dumps(typed, separators=(",", ":")).encode() if typed else b""
 
 
 @lru_cache(maxsize=256)

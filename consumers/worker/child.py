@@ -18,6 +18,7 @@ from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError, MissingExtra, PostroomError, Unavailable
 from postroom.adapters.sql.engine import open_engine
 from postroom.consumers.loading import load_jobs
+from postroom.outbox.garbage import collect_seldom
 
 from .config import BROKEN, REFUSED, UNEQUIPPED, UNREACHABLE, ChildConfig
 from .foreground import run_in_foreground
@@ -57,9 +58,11 @@ def main() -> int:
 
 def _run(config: ChildConfig, stop: Stop) -> int:
     settings = config.settings
-    marks = Marks.in_file(Path(config.marks), lanes=spare_lanes(settings.concurrency), places=settings.look_ahead)
+    marks = Marks.in_file(config.marks, lanes=spare_lanes(settings.concurrency), places=settings.look_ahead)
+    os.close(config.marks)
     engine, adapter = open_engine(config.database, pool_size=settings.concurrency + 4), connect(config.broker)
     worker = Worker(load_jobs(config.app), engine, adapter, settings, name=config.name, marks=marks)
+    collect_seldom()
     report = run_in_foreground(worker, stop)
     _log.info("ended in good order: %s", dict(report.counts))
     if report.hanging:

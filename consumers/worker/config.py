@@ -16,12 +16,16 @@ needs. 0 is an orderly end."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildConfig:
-    """What a child is told, as one line of JSON. It has secrets in it, so it goes through a pipe and not into the command line."""
+    """What a child is told, as one line of JSON. It has secrets in it, so it goes through a pipe and not into the command line.
+
+    `marks` is the descriptor, inherited, of the file with its start marks. `number`: no other child of its supervisor that lives has it, from 0.
+    """
 
     app: str
     database: str
     broker: str
     name: str
-    marks: str
+    number: int = 0
+    marks: int
     settings: WorkerSettings
     log_level: int = logging.INFO

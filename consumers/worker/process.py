@@ -35,6 +35,7 @@ class Child:
 
     def __init__(self, config: ChildConfig, marks: Marks, abandon: Callable[[str, Marks], None], ended: Callable[[Child], object]) -> None:
         self.name = config.name
+        self.number = config.number
         self.marks = marks
         self.exit_code: int | None = None
         self.buried = threading.Event()
@@ -44,7 +45,7 @@ class Child:
         self._ended = ended
         # -P: nothing in the working directory is taken for a module of Python's or of ours. The application's are found when they are loaded.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "postroom.consumers.worker.child"], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", "-m", "postroom.consumers.worker.child"], stdin=subprocess.PIPE, pass_fds=[config.marks], start_new_session=True
         )
         self._tell(config)
         threading.Thread(target=self._wait, name=f"postroom-child-{self._process.pid}", daemon=True).start()

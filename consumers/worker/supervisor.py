@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import shutil
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import open_engine
+from postroom.adapters.urls import PROCESS
 from postroom.consumers.ledger import Ledger
 from postroom.consumers.ledger.tables import ledger
 from postroom.outbox import lanes
@@ -30,7 +30,6 @@ from .process import Child
 from .quiet import Quiet
 from .report import Report
 from .settings import WorkerSettings
-from .worker import DEAF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +48,7 @@ class Supervisor:
     """Runs `processes` worker processes for the Jobs that `app` (`shop:jobs`) names. One `run` per object, in the main thread.
 
     `jobs` are that app's, loaded here too: to check, declare and count. Each child imports the app anew, from the same working directory.
+    `{process}` in `broker` is the number of a child, the lowest that no other has.
     Raises ConfigurationError for settings that don't fit the handlers, and for a broker that other processes can't see.
     """
 
@@ -71,11 +71,12 @@ class Supervisor:
         capabilities = self._adapter.capabilities
         if not capabilities.shared:
             raise ConfigurationError(f"no other process can see the queues of {capabilities.name!r}: run a Worker in this one")
+        if processes > 1 and capabilities.single:
+            raise ConfigurationError(f"{capabilities.single}: names one process of {processes}; write {PROCESS} into it, for the number of each")
         self._engine = open_engine(database)
         self._ledger = Ledger(self._engine, worker=new_name(), lease=self._settings.lease, native_delay=capabilities.native_delay)
         self._jobs = jobs
-        self._config = ChildConfig(app=app, database=database, broker=broker, name="", marks="", settings=self._settings, log_level=log_level)
-        self._pages = Path()
+        self._config = ChildConfig(app=app, database=database, broker=broker, name="", marks=-1, settings=self._settings, log_level=log_level)
         self._family = Family(processes, self._give_birth, grace=self._settings.grace)
 
     def run(self, *, connected: Callable[[], object] = lambda: None) -> Report:
@@ -91,20 +92,18 @@ class Supervisor:
         quiet = Quiet.of(self._jobs, self._engine, self._adapter, self._settings)
         failed_before = quiet.failed() if self._settings.drain else 0
         connected()
-        self._pages = Path(tempfile.mkdtemp(prefix="postroom-"))
         try:
             with signals_to(self._family.notice):
                 number = self._supervise(quiet)
             failed = quiet.failed() - failed_before if self._settings.drain else 0
             return Report(failed=max(0, failed), signal=number)
         finally:
-            shutil.rmtree(self._pages, ignore_errors=True)
             self._adapter.close()
             self._engine.dispose()
 
     def ready(self) -> bool:
-        """Whether every child is subscribed and has polled its queues lately. Any thread may ask."""
-        return self._family.complete and all(time.monotonic() - child.marks.polled_at < DEAF for child in self._family.children)
+        """Whether every child is subscribed to all of its queues, has polled them lately, and can settle. Any thread may ask."""
+        return self._family.complete and all(child.marks.ready(time.monotonic()) for child in self._family.children)
 
     def _supervise(self, quiet: Quiet) -> int | None:
         """Return the number of the signal that ended it, if one did."""
@@ -121,10 +120,14 @@ class Supervisor:
         return number
 
     def _give_birth(self, ended: Callable[[Child], object]) -> Child:
-        name = new_name()
-        path = self._pages / name
-        marks = Marks.in_file(path, lanes=spare_lanes(self._settings.concurrency), places=self._settings.look_ahead)
-        return Child(replace(self._config, name=name, marks=str(path), settings=replace(self._settings, drain=False)), marks, self._abandon, ended)
+        with tempfile.TemporaryFile() as page:  # it has no name, so nothing is left of it, whoever is killed
+            marks = Marks.in_file(page.fileno(), lanes=spare_lanes(self._settings.concurrency), places=self._settings.look_ahead)
+            taken = {child.number for child in self._family.children}
+            number = next(number for number in itertools.count() if number not in taken)
+            broker = self._config.broker.replace(PROCESS, str(number))
+            settings = replace(self._settings, drain=False)
+            config = replace(self._config, name=new_name(), number=number, broker=broker, marks=page.fileno(), settings=settings)
+            return Child(config, marks, self._abandon, ended)
 
     def _abandon(self, name: str, marks: Marks) -> None:
         """Give up what a dead child held: first the ledger, so that what the queues deliver again finds its row free."""

@@ -113,8 +113,8 @@ class Opened:
         self.desk = Desk([topic], Turns({topic: 1}), prefetch)
         self.feed = ClassicFeed(config.consumer_config(options, topic), {topic: source}, self.desk, most=100, make=make)
         self._publisher = Publisher(config.producer_config(options))
-        self.consumer = KafkaConsumer(self.desk, [self.feed], self._bury)
-        self.feed.start()
+        self.consumer = KafkaConsumer(self.desk, [self.feed.keeper], self._bury)
+        self.feed.keeper.start()
 
     def _bury(self, entry: Entry, reason: str) -> None:
         (outcome,) = self._publisher.send([letter_of(entry, reason)])
@@ -141,7 +141,7 @@ class Opened:
 def opened(url: str, topic: str, **options: Any) -> Iterator[Opened]:
     made = Opened(url, topic, **options)
     try:
-        made.feed.joined.wait(PATIENCE)
+        made.feed.keeper.joined.wait(PATIENCE)
         yield made
     finally:
         made.consumer.close()

@@ -1,8 +1,11 @@
-"""A Kafka that asks who is there, by password or certificate, and lets each do only what it may."""
+"""A Kafka that asks who is there, by password, certificate or token, and lets each do only what it may."""
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +27,15 @@ from confluent_kafka.admin import (
 
 from . import services
 
-__all__ = ["PASSWORD", "Secured", "secured"]
+__all__ = ["PASSWORD", "Secured", "secured", "token_of"]
 
 PASSWORD = "p@ss:w/rd 4711"  # noqa: S105 - of a server that lives as long as the tests
 PATIENCE = 30.0
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required " + " ".join(
     f'user_{user}="{PASSWORD}"' for user in ("root", "shop", "stranger", "relay", "worker", "sharer", "operator", "declarer")
 )
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+_OAUTH = 'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,10 @@ class Secured:
         shown = {"ssl.certificate.location": self.folder / "client.pem", "ssl.key.location": self.folder / "client.key"}
         return f"kafka://{self.mutual}?" + _joined({"security.protocol": "SSL", "ssl.ca.location": self.folder / "ca.pem", **shown, **options})
 
+    def url_with_token(self) -> str:
+        """For whoever has a token, which only a callback can give; see `token_of`."""
+        return f"kafka://{self.login}?security.protocol=SASL_PLAINTEXT&sasl.mechanism=OAUTHBEARER"
+
     def allow(self, user: str, *, topics: str = "", groups: str = "", transactions: str = "") -> None:
         """Let a user do all with the topics, groups and transactions whose names begin so."""
         everything = AclOperation.ALL
@@ -79,6 +88,14 @@ class Secured:
         )
         for future in self.admin.delete_acls([every]).values():
             future.result(PATIENCE)
+
+
+def token_of(user: str) -> tuple[str, float]:
+    """A token without a signature, which only a server for tests takes, and when it ends."""
+    now = time.time()
+    head, claims = ({"alg": "none"}, {"sub": user, "iat": now, "exp": now + 600})
+    packed = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in (head, claims))
+    return f"{'.'.join(packed)}.", now + 600
 
 
 @contextmanager
@@ -106,12 +123,12 @@ def _environment(folder: Path, login: int, tls: int, mutual: int) -> dict[str, s
         "KAFKA_ADVERTISED_LISTENERS": addresses,
         "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "LOGIN:SASL_PLAINTEXT,TLS:SASL_SSL,MUTUAL:SSL,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "KAFKA_LISTENER_NAME_MUTUAL_SSL_CLIENT_AUTH": "required",
-        "KAFKA_SASL_ENABLED_MECHANISMS": "PLAIN,SCRAM-SHA-512",
+        "KAFKA_SASL_ENABLED_MECHANISMS": "PLAIN,SCRAM-SHA-512,OAUTHBEARER",
     }
     modules = {
         f"KAFKA_LISTENER_NAME_{listener}_{mechanism}_SASL_JAAS_CONFIG": f"{module};"
         for listener in ("LOGIN", "TLS")
-        for mechanism, module in (("PLAIN", _PLAIN), ("SCRAM___SHA___512", "org.apache.kafka.common.security.scram.ScramLoginModule required"))
+        for mechanism, module in (("PLAIN", _PLAIN), ("SCRAM___SHA___512", _SCRAM), ("OAUTHBEARER", _OAUTH))
     }
     rights = {
         "KAFKA_AUTHORIZER_CLASS_NAME": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
