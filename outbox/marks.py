@@ -130,10 +130,10 @@ def _grouped(answers: Iterable[Answer], options: RelayOptions) -> dict[_Group, l
 
 
 def _group(row: Due, outcome: Outcome, options: RelayOptions) -> _Group:
+    if outcome.verdict is Verdict.CONFIRMED:
+        return Mark.SENT, "", 0
     reason = bounded(outcome.reason or "the broker gave no reason", MAX_REASON)
     match outcome.verdict:
-        case Verdict.CONFIRMED:
-            return Mark.SENT, "", 0
         case Verdict.UNKNOWN:
             return Mark.UNKNOWN, reason, 0
         case Verdict.BUSY if row.attempts + 1 < options.max_attempts:

@@ -167,6 +167,14 @@ def test_s100_a_key_belongs_to_one_type_and_one_group(engine, book):
 NEAR = [("Bot-A", "bot-a"), ("x", "x "), ("x", " x"), ("cafe", "café"), ("caf\u00e9", "cafe\u0301"), ("ß", "ss"), ("k", "k\t")]
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_s137_whatever_an_error_says_its_attempt_ends_as_failed(engine, book, final):
+    said = "a\0b \ud800 \N{PILE OF POO}" + "ü" * 200_000
+    [result] = finish(book, Failed(started=start(book), claim=claim(), error=said, final=final))
+    assert isinstance(result, Dead if final else Finished)
+    assert (row(engine).status, row(engine).last_error[:7]) == ("failed" if final else "pending", "a\N{REPLACEMENT CHARACTER}b ? \N{PILE OF POO}")
+
+
 @pytest.mark.parametrize(("one", "other"), NEAR)
 def test_s097_keys_that_differ_in_any_byte_are_two_keys(book, one, other):
     assert [type(answer) for answer in begin(book, claim(one), claim(other))] == [Started, Started]

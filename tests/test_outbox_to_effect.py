@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from postroom.adapters.memory import Memory
+from postroom.adapters.seam import Queue
 from postroom.consumers import Context
 from postroom.outbox import Relay
 from postroom.outbox.tables import outbox
@@ -60,3 +62,16 @@ def test_s118_a_job_that_is_delayed_for_hours_waits_in_the_database_and_comes_on
     assert relay(here) == 1
     assert here.drain().counts == {"done": 1}
     assert here.effects() == ["order-4711"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_s077_s078_a_relay_sends_what_was_committed_when_it_was_and_nothing_else_ever(postgresql_database_url: str, *, commits: bool) -> None:
+    with office(postgresql_database_url, Memory(native_delay=False)) as here, here.engine.connect() as connection:
+        here.adapter.ensure([Queue(name="q")])
+        here.outbox.enqueue(connection, "t", {}, key="outside")
+        with suppress(ZeroDivisionError), connection.begin_nested():
+            here.outbox.enqueue(connection, "t", {}, key="of a savepoint that is rolled back")
+            raise ZeroDivisionError
+        assert (relay(here), here.adapter.depth("q")["pending"]) == (0, 0)
+        connection.commit() if commits else connection.rollback()
+        assert (relay(here), here.adapter.depth("q")["pending"]) == (commits, commits)

@@ -42,6 +42,19 @@ def test_a_payload_that_does_not_fit_is_told_once(here: Office, caplog: pytest.L
     assert told.startswith("dead letter t k: given up after 1 attempt: the payload does not fit Order")
 
 
+def test_s104_a_job_that_is_done_and_comes_again_alarms_nobody(here: Office, caplog: pytest.LogCaptureFixture) -> None:
+    @here.jobs.handler("t", queue="q")
+    def handle(payload: Any) -> None: ...
+
+    here.publish_job("k")
+    here.drain()
+    here.publish_job("k", job_id="another-one")
+    with caplog.at_level(logging.INFO, "postroom.worker"):
+        here.drain()
+    assert [line for line in lines(caplog, logging.INFO) if "acked, done before" in line] == ["t k: acked, done before"]
+    assert lines(caplog, logging.WARNING) == []
+
+
 def test_control_characters_of_a_handlers_error_reach_neither_log_nor_ledger(here: Office, caplog: pytest.LogCaptureFixture) -> None:
     @here.jobs.handler("t", queue="q", max_attempts=1, backoff=SOON)
     def handle(payload: Any) -> None:
@@ -76,4 +89,6 @@ def test_of_a_child_that_left_nothing_behind_nothing_is_said_and_of_another_what
         assert caplog.messages == []
         supervisor._abandon("worker-1", marks)  # noqa: SLF001 - as a child does at its end
     assert caplog.messages == ["what worker-1 left behind: deliveries handed back: 0; attempts: 1 charged"]
+    supervisor._adapter.close()  # noqa: SLF001 - as at the end of its run
+    supervisor._engine.dispose()  # noqa: SLF001 - as above
     engine.dispose()

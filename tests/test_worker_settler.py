@@ -123,12 +123,13 @@ def test_s124_while_a_dead_letter_waits_others_are_settled_and_nothing_spins(mon
     assert consumer.tries == 2
 
 
-def test_a_delivery_that_is_lost_is_forgotten() -> None:
+def test_s002_s003_an_ack_that_comes_too_late_is_told_once_and_neither_tried_again_nor_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     works = receipts(2)
-    consumer = Scripted(LeaseLost("too late", lost=[works[0].delivery]))
-    with settling(consumer, works) as settler:
+    consumer = Scripted(LeaseLost("no longer held by this consumer: id-of-0", lost=[works[0].delivery]))
+    with caplog.at_level("INFO", "postroom.worker"), settling(consumer, works) as settler:
         settler.ack(works)
-    assert consumer.calls == []
+    assert (consumer.calls, consumer.tries, settler.failing) == ([], 1, False)
+    assert caplog.messages == ["ack came too late: no longer held by this consumer: id-of-0"]
 
 
 def test_where_the_backend_can_not_hold_a_job_back_the_worker_does() -> None:

@@ -41,8 +41,7 @@ def command(settings: Settings, application: str, *, passive: bool, json: bool) 
     with broker(settings) as adapter:
         try:
             adapter.ensure(queues, passive=passive)
-            if not passive:
-                adapter.prepare(jobs.carriers(), group=jobs.group)
+            adapter.prepare(jobs.carriers(), group=jobs.group, passive=passive)
         except TopologyMismatch as error:
             if not passive:
                 raise

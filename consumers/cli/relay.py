@@ -10,6 +10,7 @@ import click
 from postroom.adapters.errors import Unavailable
 from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import transact
+from postroom.outbox.garbage import collect_seldom
 from postroom.outbox.relay import Relay
 from postroom.outbox.stats import stats
 
@@ -56,6 +57,7 @@ def command(settings: Settings, extent: str | None, *, json: bool) -> int:
 
 def _run(relay: Relay) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    collect_seldom()
     with until_signalled() as stopping:
         click.echo("postroom: the relay runs; Ctrl-C stops it", err=True)
         relay.run(stopping)

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from dooms import IN_THE_HANDLER, PLAN, arm, strike, wait_for_company, watch
-from effects import flag, write
+from effects import die, flag, write
 
 from postroom.adapters.seam import Queue
 from postroom.consumers import Backoff, Context, Fail, Jobs
@@ -20,16 +20,19 @@ arm()
 
 @dataclass
 class Fate:
-    """What becomes of a job but for the crash. `patient`: it waits for the end of a victim that waits for company."""
+    """What becomes of a job but for the crash. `patient`: it waits for the end of a victim that waits for company. `deadly`: nobody survives it."""
 
     patient: bool = False
     fails_first: bool = False
     hopeless: bool = False
+    deadly: bool = False
 
 
 @jobs.handler("job", queue=QUEUE, max_attempts=MOST_ATTEMPTS, backoff=Backoff(first=0.05, cap=0.2))
 def job(fate: Fate, context: Context) -> None:
     """Have the effect, in the attempt's own transaction."""
+    if fate.deadly:
+        die()
     if context.job.key == PLAN.victim:
         wait_for_company()
     if fate.patient:

@@ -25,6 +25,7 @@ from pairs import LeftOut, Pair, measure
 from rich.console import Console
 
 from postroom.adapters.sql.engine import open_engine
+from postroom.outbox.garbage import collect_seldom
 from support import services
 from support.databases import fresh_database
 
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=everything, choices=everything, help="only these (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each pair takes turns")
     options = parser.parse_args()
+    collect_seldom()  # as in the processes of `postroom work` and `postroom relay`; what is beside them has the good of it, too
     print(f"{'':<50} {'postroom':>10} {'beside':>10} {'':<8} ratio, median of {options.rounds} (lowest to highest)")
     compare(options.names, ON_SQLITE, options.rounds, database="sqlite")
     compare(options.names, ON_POSTGRESQL, options.rounds, database="postgresql")

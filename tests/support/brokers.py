@@ -31,8 +31,10 @@ def connected_to(kind: str, fixture: Callable[[str], Any]) -> Iterator[Adapter]:
         case "rabbitmq":
             yield from _rabbitmq(fixture("rabbitmq_url"))
         case _:
-            how = "mode=share&partitions=1" if kind == "share" else "partitions=2"  # of one partition all members of a share group get their share
-            yield connect(f"kafka://{fixture('kafka_bootstrap')}?{how}&{QUICK}")
+            how = (
+                "mode=share&partitions=1" if kind == "share" else f"partitions=2&{QUICK}"
+            )  # of one partition all members of a share group get their share
+            yield connect(f"kafka://{fixture('kafka_bootstrap')}?{how}")
 
 
 def _rabbitmq(url: str) -> Iterator[Adapter]:

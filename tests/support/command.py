@@ -18,5 +18,5 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def postroom(*arguments: str, cwd: Path, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command to its end; `variables` are added to its environment."""
     return subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, env=environment(variables), input=stdin, check=False, capture_output=True, text=True, timeout=60
+        [*COMMAND, *arguments], cwd=cwd, env=environment(variables), input=stdin, check=False, capture_output=True, text=True, timeout=120
     )

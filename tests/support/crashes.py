@@ -236,9 +236,10 @@ class Scene:
         begins = {key for line in mine if line["what"] == "begins" for key in line["keys"]}
         return (starts | begins if self.crash.family else starts) - ended_there
 
-    def most_starts(self) -> int:
-        """How often the job was started that was started most often."""
-        return max(Counter(line["key"] for line in self.journal if line["what"] == "starts").values())
+    @property
+    def starts(self) -> Counter[str]:
+        """How often each job was started."""
+        return Counter(line["key"] for line in self.journal if line["what"] == "starts")
 
 
 @contextmanager

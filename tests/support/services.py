@@ -6,6 +6,7 @@ reason and the command that mends it; with CI=true they fail.
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from .databases import connected
 COMPOSE = Path(__file__).parents[2] / "compose"
 OWNER_LABEL = "postroom.tests.owner"
 START_SECONDS = 120
+FIRST_PORT = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ def _wait_until_ready(container: DockerContainer, speak: Callable[[], object]) -
 
 
 def _remove_leftovers(client: docker.DockerClient) -> None:
-    for container in client.containers.list(all=True, filters={"label": OWNER_LABEL}):
+    for container in client.containers.list(all=True, filters={"label": OWNER_LABEL}, ignore_removed=True):
         host, _, pid = container.labels[OWNER_LABEL].rpartition(":")
         if host == socket.gethostname() and not Path("/proc", pid).exists():
             with suppress(docker.errors.APIError):  # another session is removing it at this moment
@@ -158,7 +160,10 @@ def _remove_leftovers(client: docker.DockerClient) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody listens at. None that the system gives to clients: one might have it while its server is down, or before it is up."""
+    for_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = FIRST_PORT + secrets.randbelow(for_clients - FIRST_PORT)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
