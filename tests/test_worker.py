@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from sqlalchemy import text, update
 
 from postroom.adapters.connect import connect
-from postroom.adapters.errors import ConfigurationError, InvalidMessage, MissingExtra
+from postroom.adapters.errors import ConfigurationError, InvalidMessage, MissingExtra, Unavailable
 from postroom.adapters.memory import Memory
 from postroom.adapters.memory.consumer import MemoryConsumer
 from postroom.adapters.seam import Queue
@@ -712,6 +713,32 @@ def test_s014_a_worker_whose_table_of_jobs_is_away_is_not_ready_until_it_is_back
                 with here.engine.begin() as connection:
                     connection.execute(text(f"ALTER TABLE {before} RENAME TO {after}"))
                 eventually(lambda ready=ready: shift.worker.ready() is ready)
+
+
+def test_s057_what_keeps_a_worker_from_receiving_is_told_once_however_often_it_tries(
+    sqlite_database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = iter(["no such table", "no such table", "no such table", "the disk is full", "the disk is full"])
+    receive = MemoryConsumer.receive
+
+    def fail_at_first(consumer: MemoryConsumer, limit: int, timeout: float) -> Any:
+        if why := next(tries, ""):
+            raise Unavailable(why)
+        return receive(consumer, limit, timeout)
+
+    monkeypatch.setattr(MemoryConsumer, "receive", fail_at_first)
+    monkeypatch.setattr("postroom.consumers.worker.receiver.OUTAGE", Backoff(first=0.001, cap=0.001))
+    caplog.set_level(logging.INFO, "postroom.worker")
+    with office(sqlite_database_url, Memory()) as here:
+        here.jobs.handler("t", queue="q")(lambda _: None)
+        here.enqueue("t", "after")
+        assert here.drain().counts["done"] == 1
+    said = [message for message in caplog.messages if "receiv" in message]
+    assert said == [
+        "can't receive, and goes on trying: no such table",
+        "can't receive, and goes on trying: the disk is full",
+        "receiving again after 5 failures",
+    ]
 
 
 def test_a_worker_may_work_on_some_of_its_queues_only(here: Office) -> None:

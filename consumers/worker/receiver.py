@@ -70,6 +70,7 @@ class Receiver:
         self._rng = random.Random()  # noqa: S311 - to spread retries
         self._closed = threading.Event()
         self._failures = 0
+        self._told = ""
 
     def run(self) -> None:
         """Receive until closed. The thread of this object."""
@@ -97,14 +98,20 @@ class Receiver:
         except PostroomError as error:
             self._failures += 1
             self._marks.troubled(self._clock())
-            _log.warning("can't receive (failure %d): %s", self._failures, error)
+            self._tell(str(error))
             self._closed.wait(OUTAGE.delay(self._failures, self._rng))
             return ()
         if self._failures:
             _log.info("receiving again after %d failures", self._failures)
-        self._failures = 0
+        self._failures, self._told = 0, ""
         self._note()
         return deliveries
+
+    def _tell(self, why: str) -> None:
+        """Once, for as long as it lasts; and not what the backend tells by itself."""
+        if why not in {self._told, *self._consumer.troubles}:
+            _log.warning("can't receive, and goes on trying: %s", why)
+        self._told = why
 
     def _note(self) -> None:
         """Ready is who reads all of its queues: who is busy with some hears nothing of one that is gone."""
