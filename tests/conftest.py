@@ -47,10 +47,16 @@ def rabbitmq_url(docker_engine: None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_server(docker_engine: None) -> Iterator[Server]:
-    """One that a test may break, if it mends it again."""
+def breakable_rabbitmq(docker_engine: None) -> Iterator[Server]:
     with services.running("rabbitmq") as url:
         yield Server(url)
+
+
+@pytest.fixture
+def rabbitmq_server(breakable_rabbitmq: Server) -> Iterator[Server]:
+    """One that a test may break, if it mends it again. One that fails with the server dead fails alone."""
+    yield breakable_rabbitmq
+    breakable_rabbitmq.mend()
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +66,16 @@ def kafka_bootstrap(docker_engine: None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def kafka_server(docker_engine: None) -> Iterator[KafkaServer]:
-    """One that a test may break, if it mends it again."""
+def breakable_kafka(docker_engine: None) -> Iterator[KafkaServer]:
     with services.running("kafka") as address:
         yield KafkaServer(address)
+
+
+@pytest.fixture
+def kafka_server(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
+    """One that a test may break, if it mends it again. One that fails with the server dead fails alone."""
+    yield breakable_kafka
+    breakable_kafka.mend()
 
 
 @pytest.fixture

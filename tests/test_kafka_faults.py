@@ -10,6 +10,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,14 +120,18 @@ def test_jobs_that_were_ready_in_flight_and_unconfirmed_when_the_broker_was_kill
         eventually(lambda: made.sent() >= 500)
         children = children_of(process.pid)
         made.enqueue("brief", range(500, 3000))
-        eventually(lambda: made.sent() > 500)
-        made.server.kill()  # while the relay produces
-        assert made.sent() < 3000
+        with ThreadPoolExecutor(1) as pool:
+            eventually(lambda: made.sent() > 500)
+            killing, number = pool.submit(made.server.kill), 3000  # while the relay produces, however quick it is
+            while not killing.done():
+                made.enqueue("brief", range(number, number := number + 5))
+            killing.result()
+        assert made.sent() < number
         made.server.start()
-        eventually(lambda: made.sent() == 3000)
+        eventually(lambda: made.sent() == number)
         made.let_end("order-0")
         made.let_end("order-1")
-        made.assert_all_done(3000)
+        made.assert_all_done(number)
         assert children_of(process.pid) == children
 
 

@@ -30,6 +30,11 @@ class Server:
         """SIGKILL."""
         _docker("kill", self._container)
 
+    def mend(self) -> None:
+        """Start it if a test has left it dead."""
+        if _docker("inspect", "--format", "{{.State.Running}}", self._container).strip() != "true":
+            self.start()
+
     def start(self) -> None:
         """Start it again after `kill`, and wait until it answers: some seconds."""
         _docker("start", self._container)
