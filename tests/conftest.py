@@ -1,9 +1,10 @@
-"""Fixtures for all tests: databases on the three kinds of server and, for tests that need one, brokers.
+"""Fixtures for all tests: databases on the three kinds of server, brokers, and an office for workers on each kind of broker.
 
 A test that asks for one of these needs Docker; no mark says so a second time. A session starts each server once, when it
 is first asked for; each test gets an empty database of its own.
 """
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import hypothesis
 import pytest
 
 from support import services
+from support.brokers import IN_PROCESS, connected_to
 from support.databases import fresh_database
+from support.inprocess import Office, office
 from support.kafka_server import Server as KafkaServer
 from support.rabbit import Server
 
@@ -105,3 +108,11 @@ def database_url(request: pytest.FixtureRequest) -> str:
 def server_database_url(request: pytest.FixtureRequest) -> str:
     """An empty database, on each kind that is a server: with row locks and several connections that write."""
     return request.getfixturevalue(f"{request.param}_database_url")
+
+
+@pytest.fixture(params=IN_PROCESS)
+def here(request: pytest.FixtureRequest, sqlite_database_url: str) -> Iterator[Office]:
+    """A queue of its own on the kind of broker that `here` is parametrised with; outbox and ledger on SQLite."""
+    name = "q" if request.param in IN_PROCESS else f"jobs-{uuid.uuid4().hex[:8]}"
+    with connected_to(request.param, request.getfixturevalue) as adapter, office(sqlite_database_url, adapter, name=name) as made:
+        yield made

@@ -33,28 +33,8 @@ from support.ledgers import begin, claim, finish, start
 from support.rabbit import raw
 from support.workers import eventually
 
-NATIVE = ["sql", "memory, with delays"]
-"""Backends that keep a job in its place by themselves."""
 HOUR = 3600.0
 BEHIND = "behind a job of the same ordering key that has failed: see `postroom dead list`"
-
-
-def adapter_of(kind: str, folder: Path, fixture: Callable[[str], Any]) -> Iterator[Adapter]:
-    if kind == "sql":
-        yield connect(f"sqlite:///{folder}/postroom.db")
-    elif kind in NATIVE:
-        yield Memory()
-    else:
-        with connected_to(kind, fixture) as adapter:
-            yield adapter
-
-
-@pytest.fixture(params=[*ORDERED, *NATIVE])
-def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Office]:
-    """An ordered queue on each backend in turn; `t` jobs fail for good while their key is in `broken`."""
-    for adapter in adapter_of(request.param, tmp_path, request.getfixturevalue):
-        with office(f"sqlite:///{tmp_path}/postroom.db", adapter, name=f"jobs-{uuid.uuid4().hex[:8]}") as made:
-            yield made
 
 
 class Line:

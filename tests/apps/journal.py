@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from effects import flag
 
-COMPANY = 20.0
+COMPANY = 45.0
 """How long (seconds) the victim waits at most for other jobs to be in its process: far longer than it takes."""
 
 

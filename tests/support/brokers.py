@@ -1,4 +1,4 @@
-"""The brokers that can't hold a job back, one queue of its own on each for a test."""
+"""What an adapter can be connected to: the backends that hold jobs back by themselves, and the brokers that can't."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from postroom.adapters.memory import Memory
 from .kafka import QUICK
 from .rabbit import raw
 
-__all__ = ["BROKERS", "ORDERED", "connected_to"]
+__all__ = ["BROKERS", "EVERYWHERE", "IN_PROCESS", "NATIVE", "ORDERED", "connected_to"]
 
+NATIVE = ["sqlite", "memory, with delays"]
+"""Those that hold a job back, and keep it in its place, by themselves."""
 ORDERED = ["memory", "rabbitmq", "kafka"]
 """Those that keep the order of a key, by the names that `connected_to` knows."""
 BROKERS = [*ORDERED, "share"]
-"""All of them. Memory stands for a broker here: it has no delays of its own, and keeps every copy."""
+"""All that can't hold a job back. Memory stands for a broker here: it has no delays of its own, and keeps every copy."""
+IN_PROCESS = [*NATIVE, "memory"]
+"""Those that need no server."""
+EVERYWHERE = [*NATIVE, *BROKERS]
 
 _PARTITIONS = 8
 
@@ -26,6 +31,10 @@ _PARTITIONS = 8
 def connected_to(kind: str, fixture: Callable[[str], Any]) -> Iterator[Adapter]:
     """An adapter on the server that `fixture`, the test's own way to ask, gives for this kind of broker."""
     match kind:
+        case "sqlite":
+            yield connect(fixture("sqlite_database_url"))
+        case "memory, with delays":
+            yield Memory()
         case "memory":
             yield Memory(native_delay=False)
         case "rabbitmq":
