@@ -5,17 +5,25 @@ is first asked for; each test gets an empty database of its own.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
+from sqlalchemy import Engine
 
+from postroom.adapters import Adapter, connect
+from postroom.consumers.ledger import Ledger
 from support import services
-from support.brokers import IN_PROCESS, connected_to
+from support.brokers import IN_PROCESS
 from support.databases import fresh_database
-from support.inprocess import Office, office
+from support.inprocess import Office, office_on
+from support.kafka import Mock
 from support.kafka_server import Server as KafkaServer
+from support.ledgers import database, open_ledger
+from support.proxy import Proxy
 from support.rabbit import Server
 
 # The conformance suite is shipped as part of the package; its assertions are to explain themselves all the same.
@@ -62,6 +70,13 @@ def rabbitmq_server(breakable_rabbitmq: Server) -> Iterator[Server]:
     breakable_rabbitmq.mend()
 
 
+@pytest.fixture
+def proxy(rabbitmq_url: str) -> Iterator[Proxy]:
+    """A way to RabbitMQ that a test may cut."""
+    with Proxy(urlsplit(rabbitmq_url).port) as proxy:
+        yield proxy
+
+
 @pytest.fixture(scope="session")
 def kafka_bootstrap(docker_engine: None) -> Iterator[str]:
     with services.running("kafka") as address:
@@ -79,6 +94,24 @@ def kafka_server(breakable_kafka: KafkaServer) -> Iterator[KafkaServer]:
     """One that a test may break, if it mends it again. One that fails with the server dead fails alone."""
     yield breakable_kafka
     breakable_kafka.mend()
+
+
+@pytest.fixture(scope="module")
+def mock() -> Mock:
+    """Kafka's stand-in inside its client library."""
+    return Mock()
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[str], Adapter]]:
+    """Opens adapters, and closes them at the end."""
+    with ExitStack() as stack:
+        yield lambda url: stack.enter_context(closing(connect(url)))
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"emails-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
@@ -110,9 +143,34 @@ def server_database_url(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(f"{request.param}_database_url")
 
 
+@pytest.fixture
+def name() -> str:
+    """The name of a queue that no other test has, for servers that all share."""
+    return f"emails-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine on a database with all tables, of each kind in turn."""
+    engine = database(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def sqlite_engine(sqlite_database_url: str) -> Iterator[Engine]:
+    engine = database(sqlite_database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def book(engine: Engine) -> Ledger:
+    return open_ledger(engine)
+
+
 @pytest.fixture(params=IN_PROCESS)
-def here(request: pytest.FixtureRequest, sqlite_database_url: str) -> Iterator[Office]:
-    """A queue of its own on the kind of broker that `here` is parametrised with; outbox and ledger on SQLite."""
-    name = "q" if request.param in IN_PROCESS else f"jobs-{uuid.uuid4().hex[:8]}"
-    with connected_to(request.param, request.getfixturevalue) as adapter, office(sqlite_database_url, adapter, name=name) as made:
+def here(request: pytest.FixtureRequest) -> Iterator[Office]:
+    """An office without a server; or on the kinds of broker with which a test parametrises `here`."""
+    with office_on(request.param, request.getfixturevalue) as made:
         yield made

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -24,22 +23,6 @@ from postroom.outbox.tables import CHANNEL, LANES, outbox
 @dataclass
 class Receipt:
     order_id: int
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    metadata.create_all(engine)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def sqlite_engine(sqlite_database_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_database_url)
-    metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 def stored(engine: Engine) -> list[Row]:

@@ -276,7 +276,7 @@ def test_s057_a_topic_that_is_deleted_under_a_worker_is_told_and_not_made_by_cha
     site, sqlite_database_url, mode, caplog
 ):
     made = site(sqlite_database_url, mode, partitions=1)
-    with inside(made, **{"topic.metadata.refresh.interval.ms": 500}) as worker:
+    with inside(made) as worker:
         made.enqueue("brief", range(10))
         made.assert_all_done(10)
         assert worker.ready()
@@ -288,6 +288,19 @@ def test_s057_a_topic_that_is_deleted_under_a_worker_is_told_and_not_made_by_cha
         assert made.name not in made.server.admin.list_topics(timeout=10).topics
         made.declare(partitions=1)
         made.assert_all_done(20)
+        eventually(worker.ready)
+
+
+@both
+def test_s057_a_topic_that_is_made_anew_under_a_worker_is_read_from_its_beginning(site, sqlite_database_url, mode):
+    made = site(sqlite_database_url, mode, partitions=1)
+    with inside(made) as worker:
+        made.enqueue("brief", range(5))
+        made.assert_all_done(5)
+        made.server.delete(made.name)
+        made.declare(partitions=1)
+        made.enqueue("brief", range(5, 25))  # more than were read of the old one
+        made.assert_all_done(25)
         eventually(worker.ready)
 
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import closing
 
 import pytest
@@ -18,11 +17,6 @@ from postroom.adapters.kafka import index, transactions
 from postroom.adapters.kafka.adapter import KafkaAdapter
 from support.kafka import QUICK, bodies, wait_until
 from support.kafka_server import Server
-
-
-@pytest.fixture
-def name() -> str:
-    return f"emails-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -34,11 +33,6 @@ def network(docker_engine: None) -> Iterator[Proxy]:
         wanted = definitions({**present_images(), "KAFKA_PORT": str(proxy.port)})["kafka"]
         with serving(wanted, {"9092": port}, lambda: SERVICES["kafka"].speaks(f"localhost:{proxy.port}")):
             yield proxy
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"emails-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

@@ -15,14 +15,9 @@ from postroom.adapters.kafka.faults import outcome_of
 from postroom.adapters.kafka.options import parse
 from postroom.adapters.kafka.publisher import Publisher
 from postroom.adapters.kafka.wire import Record, record_of
-from support.kafka import Mock, Recorder, make_fatal, wait_until
+from support.kafka import Recorder, make_fatal, wait_until
 
 DEAD = "kafka://127.0.0.1:1?message.timeout.ms=300&log_level=0"
-
-
-@pytest.fixture(scope="module")
-def mock() -> Mock:
-    return Mock()
 
 
 def publisher(url: str, **options) -> Publisher:

@@ -30,6 +30,8 @@ def record(offset: int, value: bytes | None = b"{}", *, deliveries: int = 1, gro
     return Message(topic="emails", partition=0, offset=offset, value=value, headers=headers, delivery_count=deliveries)
 
 
+GONE = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+
 class Scripted:
     """A share consumer whose polls are told beforehand; it insists, as the real one does, that all of a poll is acknowledged before the next."""
 
@@ -97,7 +99,7 @@ class Stand:
             self.desk,
             copier or Copier(),
             limits=Limits(lock=30.0, deliveries=10),
-            missing=lambda _: self.missing,
+            identify=lambda topics: {topic: GONE if topic in self.missing else "its id" for topic in topics},
             make=lambda _: next(made),
             clock=lambda: self.now,
         )

@@ -21,19 +21,7 @@ from postroom.consumers.ledger import (
     check_retention,
 )
 from postroom.consumers.ledger.tables import ledger
-from support.ledgers import begin, claim, database, finish, open_ledger, pass_time, row, rows, start
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def book(engine):
-    return open_ledger(engine)
+from support.ledgers import begin, claim, finish, open_ledger, pass_time, row, rows, start
 
 
 def attempt(started):

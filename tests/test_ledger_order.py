@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,13 +30,6 @@ from postroom.outbox.tables import CHANNEL, holdups, outbox
 from support.ledgers import LEASE, begin, claim, database, finish, open_ledger, pass_time, start, waiting
 
 IN_TURN = Waiting(retry_in=0.0)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

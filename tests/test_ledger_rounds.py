@@ -28,18 +28,6 @@ from support.ledgers import begin, claim, database, finish, open_ledger, pass_ti
 
 
 @pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def book(engine):
-    return open_ledger(engine)
-
-
-@pytest.fixture
 def broker_book(engine):
     """A ledger before a broker without delays of its own."""
     return open_ledger(engine, native_delay=False)

@@ -7,19 +7,7 @@ from postroom.adapters.errors import LeaseLost
 from postroom.consumers.ledger import Done, Failed, Finished
 from postroom.outbox.envelope import Envelope
 from postroom.outbox.rows import build_row
-from support.ledgers import claim, database, finish, open_ledger, pass_time, row, start, waiting
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def book(engine):
-    return open_ledger(engine)
+from support.ledgers import claim, finish, open_ledger, pass_time, row, start, waiting
 
 
 def outgoing():

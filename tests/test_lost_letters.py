@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from sqlalchemy import delete, select, text, update
 
-from postroom.adapters import connect
 from postroom.adapters.errors import PostroomError
 from postroom.adapters.memory import Memory
 from postroom.adapters.memory.consumer import MemoryConsumer
-from postroom.adapters.seam import Adapter, Queue
+from postroom.adapters.seam import Queue
 from postroom.consumers import Backoff, Context, DeadLetterOffice, Fate, Jobs, Selection
 from postroom.consumers.cli.held import held
 from postroom.consumers.ledger import Failed, Ledger, Released, Started, giving_up
@@ -26,15 +24,21 @@ from postroom.consumers.status import status_of
 from postroom.consumers.worker.quiet import Quiet
 from postroom.outbox import Outbox
 from postroom.outbox.tables import holdups, outbox
-from support.brokers import ORDERED, connected_to
+from support.brokers import NATIVE, ORDERED
 from support.command import postroom
-from support.inprocess import Office, office, working
+from support.inprocess import Office, office, office_on, working
 from support.ledgers import begin, claim, finish, start
 from support.rabbit import raw
 from support.workers import eventually
 
 HOUR = 3600.0
 BEHIND = "behind a job of the same ordering key that has failed: see `postroom dead list`"
+
+
+@pytest.fixture(params=[*ORDERED, *NATIVE])
+def here(request: pytest.FixtureRequest) -> Iterator[Office]:
+    with office_on(request.param, request.getfixturevalue) as made:
+        yield made
 
 
 class Line:
@@ -59,7 +63,7 @@ class Line:
 
     @property
     def office(self) -> DeadLetterOffice:
-        return DeadLetterOffice(self.here.jobs, self.here.engine, self.here.adapter)
+        return self.here.dead_letter_office
 
     def held(self) -> list[str]:
         """The jobs that hold the key on a broker."""

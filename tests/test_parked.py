@@ -1,6 +1,5 @@
 """Parked rows: seen, replayed once, or given up with a reason."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,21 +8,12 @@ from sqlalchemy import Engine, Row, select, update
 from postroom.adapters.errors import ConfigurationError, SchemaDrift
 from postroom.adapters.seam import Queue
 from postroom.adapters.sql.engine import open_engine
-from postroom.adapters.sql.metadata import metadata
 from postroom.outbox import Outbox
 from postroom.outbox.envelope import read_envelope
 from postroom.outbox.parked import Parked
 from postroom.outbox.tables import outbox
 
 BOX = Outbox("emails", queues=["reports", Queue(name="ledger", ordered=True)])
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 def park(engine: Engine, number: int = 1, *, queue: str = "emails", kind: str = "ping") -> list[int]:

@@ -1,10 +1,8 @@
 """The removal of sent rows: in small batches, old ones only, and never what still waits."""
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from sqlalchemy import Engine, event, func, select, update
 
 from postroom.adapters.sql.engine import open_engine
@@ -15,17 +13,10 @@ from postroom.outbox.parked import Parked
 from postroom.outbox.purge import purge
 from postroom.outbox.rows import insert_rows
 from postroom.outbox.tables import outbox
+from support.plans import plans_of
 
 BOX = Outbox("emails")
 DAY = 86400.0
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 def fill(engine: Engine, number: int, status: str, *, age: float | None = None) -> None:
@@ -122,16 +113,8 @@ def test_s085_the_rows_are_found_by_their_index(postgresql_database_url: str) ->
     fill(engine, 5000, "pending")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("VACUUM ANALYZE postroom_outbox")
-    plans: list[str] = []
-
-    def explain(connection: object, cursor: object, statement: str, parameters: object, *_: object) -> None:
-        if statement.startswith("SELECT") and not plans:
-            plans.append("")
-            plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)  # type: ignore[attr-defined]
-            plans[0] = "\n".join(line for (line,) in plan)
-
-    event.listen(engine, "before_cursor_execute", explain)
-    assert purge(engine, older_than=7 * DAY) == 0
+    with plans_of(engine, "^SELECT") as plans:
+        assert purge(engine, older_than=7 * DAY) == 0
     assert "postroom_outbox_sent" in plans[0]
     assert "Seq Scan" not in plans[0]
     engine.dispose()

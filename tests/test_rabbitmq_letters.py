@@ -39,15 +39,8 @@ FOREIGN = pika.BasicProperties(
 
 
 @pytest.fixture
-def name():
-    return f"emails-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def adapter(rabbitmq_url):
-    adapter = connect(rabbitmq_url)
-    yield adapter
-    adapter.close()
+def adapter(rabbitmq_url, opened):
+    return opened(rabbitmq_url)
 
 
 def publish(adapter, queue, *names, **options):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 
 import pytest
@@ -14,23 +13,14 @@ from support.rabbit import raw
 
 
 @pytest.fixture
-def name():
-    return f"emails-{uuid.uuid4().hex[:8]}"
+def adapter(rabbitmq_url, opened):
+    return opened(rabbitmq_url)
 
 
 @pytest.fixture
-def adapter(rabbitmq_url):
-    adapter = connect(rabbitmq_url)
-    yield adapter
-    adapter.close()
-
-
-@pytest.fixture
-def other(rabbitmq_url):
+def other(rabbitmq_url, opened):
     """The adapter of another process: it has declared nothing."""
-    adapter = connect(rabbitmq_url)
-    yield adapter
-    adapter.close()
+    return opened(rabbitmq_url)
 
 
 def publish(adapter, queue, name="order-4711", **options):

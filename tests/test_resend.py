@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select, text, update
+from sqlalchemy import Engine, select, text, update
 
 from postroom.adapters import Adapter, Queue, connect
 from postroom.adapters.errors import ConfigurationError
@@ -29,6 +29,7 @@ from postroom.outbox.tables import holdups, outbox
 from support.command import postroom
 from support.ledgers import begin, claim, database, finish, open_ledger
 from support.outboxes import enqueue, fill, let_pass, new_row, statuses
+from support.plans import analyze, plans_of
 
 HOUR = 3600.0
 HOURLY = Overdue(older_than=HOUR)
@@ -36,13 +37,6 @@ QUEUES = [Queue(name="emails"), Queue(name="steps", ordered=True), Queue(name="o
 
 
 def _send(payload: dict[str, int]) -> None: ...
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def broker() -> Memory:
@@ -330,37 +324,23 @@ def test_many_are_read_and_sent_again_in_pages(engine):
     assert set(statuses(engine).values()) == {"pending"}
 
 
-_ANALYZE = {"postgresql": "ANALYZE", "mysql": "ANALYZE TABLE postroom_outbox, postroom_ledger", "sqlite": "ANALYZE"}
 _READS_ALL_ROWS = re.compile(r"Seq Scan on postroom_(outbox|ledger)|SCAN (postroom_outbox|postroom_ledger|later)(?! USING)| ALL ")
 
 
 @pytest.mark.parametrize("statistics", ["fresh", "of empty tables"])
 def test_s082_the_search_goes_through_the_indexes_of_a_long_outbox(engine, statistics):
     if statistics == "of empty tables":
-        analyze(engine)
+        analyze(engine, "postroom_outbox", "postroom_ledger")
     fill(engine, (f"job-{number}" for number in range(4000)), status="sent")
     book = open_ledger(engine)
     begin(book, *(claim(f"job-{number}", f"job-{number}", type_="send", body=b"{}") for number in range(2000)))
     if statistics == "fresh":
-        analyze(engine)
-    plans: list[str] = []
-    explain = "EXPLAIN QUERY PLAN " if engine.dialect.name == "sqlite" else "EXPLAIN "
-
-    def note(_connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
-        if re.search(r"(FROM|UPDATE) postroom_outbox", statement):
-            cursor.execute(explain + statement, parameters)
-            plans.append("\n".join(" ".join(map(str, row)) for row in cursor.fetchall()))
-
-    event.listen(engine, "before_cursor_execute", note)
-    resend(engine, broker(), Overdue(older_than=2 * HOUR, limit=10))
+        analyze(engine, "postroom_outbox", "postroom_ledger")
+    with plans_of(engine, r"(FROM|UPDATE) postroom_outbox") as plans:
+        resend(engine, broker(), Overdue(older_than=2 * HOUR, limit=10))
     assert len(plans) > 3
     assert any("postroom_outbox_sent" in plan for plan in plans)
     assert not [plan for plan in plans if _READS_ALL_ROWS.search(plan)]
-
-
-def analyze(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(_ANALYZE[engine.dialect.name]))
 
 
 @pytest.fixture

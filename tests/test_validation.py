@@ -8,7 +8,7 @@ import math
 import threading
 import uuid
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -19,8 +19,6 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from postroom.adapters.errors import InvalidMessage, PostroomError, Undecodable
-from postroom.adapters.sql.engine import open_engine
-from postroom.adapters.sql.metadata import metadata
 from postroom.outbox import Outbox
 from postroom.outbox.payload import MAX_PAYLOAD, encode_payload
 from postroom.outbox.strict import decode_json
@@ -41,14 +39,6 @@ class Level(enum.IntEnum):
 class Point(NamedTuple):
     x: int
     y: int
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 def refusal(payload: object) -> str:

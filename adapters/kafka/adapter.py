@@ -188,10 +188,11 @@ class KafkaAdapter:
         if self._options.mode == SHARE:
             limits = configure_group(self._admin.get(), group, self._lease(sources))
             settings = config.share_config(self._options, group, prefetch)
-            reachable, missing = self._topology.is_reachable, self._topology.missing
-            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=reachable, missing=missing).keeper
+            reachable, identify = self._topology.is_reachable, self._topology.identify
+            return ShareFeed(settings, sources, desk, self._publisher, limits=limits, reachable=reachable, identify=identify).keeper
         settings = config.consumer_config(self._options, group)
-        return ClassicFeed(settings, sources, desk, most=max(4 * prefetch, 100), skip_backlog=self._options.skip_backlog).keeper
+        most, skip_backlog, identify = max(4 * prefetch, 100), self._options.skip_backlog, self._topology.identify
+        return ClassicFeed(settings, sources, desk, most=most, skip_backlog=skip_backlog, identify=identify).keeper
 
     def _group_id(self, group: str) -> str:
         """Its name for the cluster, where a share group and a classic one can't share a name: so a service may move from one to the other."""

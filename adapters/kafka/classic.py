@@ -15,15 +15,17 @@ from .assigned import Assigned
 from .entry import Entry
 from .faults import DENIED, MISSING
 from .keeper import OUTAGE, SERVERS, Keeper
+from .lookout import Lookout
 from .wire import arrived
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import confluent_kafka
 
     from .desk import Desk
     from .entry import Source
+    from .lookout import Identities
 
     Record = confluent_kafka.Message[Any, Any]
 
@@ -44,7 +46,7 @@ LAST_WISH = 3.0
 """How long (seconds) a revoke waits for the deliveries that are out, so that they are committed before their partition goes."""
 PATIENCE = 10.0
 LOOK_EVERY = 3.0
-"""Seconds between two looks whether topics that this member reads nothing of are there."""
+"""Seconds between two looks whether the topics are there, and are the same."""
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 _SPOKEN = DENIED | MISSING | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.INCONSISTENT_GROUP_PROTOCOL}  # noqa: SLF001
@@ -54,7 +56,7 @@ _FENCED = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROG
 
 
 class ClassicFeed:
-    """The jobs of some topics for one group; all happens in the thread of its `keeper`.
+    """The jobs of some topics for one group; all happens in the thread of its `keeper`. `identify`: see `Lookout`.
 
     The session timeout, not a lease, decides when others get the jobs of a process that vanished; handlers may take any time.
     """
@@ -67,6 +69,7 @@ class ClassicFeed:
         *,
         most: int,
         skip_backlog: bool = False,
+        identify: Callable[[Collection[str]], Identities] = lambda _: {},
         make: Callable[[dict[str, Any]], Consumer] = Consumer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +86,9 @@ class ClassicFeed:
         self._stopping = self.keeper.stopping
         self._committed_at, self._ended_before = clock(), 0
         self._crowded_since: float | None = None
+        self._lookout = Lookout(sources.keys(), identify)
         self._looked_at = clock()
+        self._is_outdated = False
         desk.troubles[self._us] = Unavailable(
             f"{self._us}: no partitions are assigned yet; those of a vanished member are, when its session times out"
         )
@@ -94,10 +99,12 @@ class ClassicFeed:
         return [*self._places.values()]
 
     def _serve(self) -> None:
+        self._look_for_topics()
+        self._is_outdated = False
         client = self._make(self._config)
         client.subscribe([*self._sources], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         try:
-            while not self._stopping.is_set():
+            while not (self._stopping.is_set() or self._is_outdated):
                 if self._may_read():
                     self._accept(self._read(client))
                 self._look_round(client)
@@ -142,18 +149,19 @@ class ClassicFeed:
         if not self.keeper.joined.is_set() and self._us not in self._desk.troubles and all(place.heard for place in self._places.values()):
             self.keeper.joined.set()
         if self._clock() - self._looked_at >= LOOK_EVERY and not self.keeper.is_cut_off:
-            self._look_for_topics(client)
-            self._looked_at = self._clock()
+            self._look_for_topics()
 
-    def _look_for_topics(self, client: Consumer) -> None:
-        """Of a topic that is missing the client tells once, or never: the partitions of one that is deleted may just be revoked."""
-        for topic in self._sources.keys() - {topic for topic, _ in self._places}:
-            with suppress(KafkaException):
-                error = client.list_topics(topic, timeout=OUTAGE).topics[topic].error
-                if error is None:
-                    self.keeper.over(topic)
-                elif error.code() in DENIED | MISSING:
-                    self.keeper.tell(topic, error, f"topic {topic!r}")
+    def _look_for_topics(self) -> None:
+        """What was read of a topic that has gone is dropped. When it has, or is there again, only a client that joins anew sees it soon."""
+        found, changed = self._lookout.look()
+        self._lose([place.place for place in self.places if place.source.topic in changed])
+        for topic in found.keys() - {topic for topic, _ in self._places}:
+            if isinstance(known := found[topic], KafkaError):
+                self.keeper.tell(topic, known, f"topic {topic!r}")
+            else:
+                self.keeper.over(topic)
+        self._is_outdated = self._is_outdated or bool(changed)
+        self._looked_at = self._clock()
 
     def _read(self, client: Consumer) -> Sequence[Record]:
         """One that is waited for, and what is there besides.
@@ -283,11 +291,16 @@ class ClassicFeed:
     def _starts(self, client: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where the group has committed; for what it has never read, the beginning, or the end of a topic that is new to it.
 
+        A topic that was made anew is read from its beginning: what is committed may be of the old one, by a job that had just ended.
         Raises when that can't be told now: then the client is replaced, and asks again.
         """
         found = client.committed(partitions, timeout=PATIENCE) if partitions else []
         for start in found:
-            start.offset = start.offset if start.offset >= 0 else self._first(client, start.topic)
+            if start.topic in self._lookout.anew:
+                start.offset = OFFSET_BEGINNING
+            elif start.offset < 0:
+                start.offset = self._first(client, start.topic)
+        self._lookout.anew -= {start.topic for start in found}
         return found
 
     def _first(self, client: Consumer, topic: str) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from .desk import Desk
     from .entry import Source
+    from .lookout import Identities
     from .publisher import Publisher
     from .share_group import Limits
 
@@ -69,7 +70,7 @@ class ShareFeed:
     """The jobs of some topics for one share group.
 
     `reachable` asks the cluster, once its silence was noticed: a share consumer itself says nothing when it is back. Nor does it say that a topic
-    has gone: `missing` tells which of some topics have.
+    has gone: `identify` does, see `Lookout`.
     """
 
     def __init__(  # noqa: PLR0913 - what it is made of
@@ -81,7 +82,7 @@ class ShareFeed:
         *,
         limits: Limits,
         reachable: Callable[[], bool] = lambda: True,
-        missing: Callable[[Collection[str]], Sequence[str]] = lambda _: (),
+        identify: Callable[[Collection[str]], Identities] = lambda _: {},
         make: Callable[[dict[str, Any]], ShareConsumer] = ShareConsumer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,7 +93,7 @@ class ShareFeed:
         self._publisher = publisher
         self._limits = limits
         self._reachable = reachable
-        self._missing = missing
+        self._identify = identify
         self._looked_at = clock()
         self._make = make
         self._clock = clock
@@ -201,10 +202,9 @@ class ShareFeed:
         """Tell an empty topic from one that is not there."""
         if self._clock() - self._looked_at < LOOK_EVERY:
             return
-        missing = self._missing(self._sources)
-        for topic in self._sources:
-            if topic in missing:
-                self._tell(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), topic)
+        for topic, known in self._identify(self._sources).items():
+            if isinstance(known, KafkaError):
+                self._tell(known, topic)
             else:
                 self.keeper.over(topic)
         self._looked_at = self._clock()

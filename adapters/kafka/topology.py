@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, ResourceType
 
-from postroom.adapters.errors import AccessDenied, ConfigurationError, TopologyMismatch
+from postroom.adapters.errors import AccessDenied, ConfigurationError, TopologyMismatch, Unavailable
 
 from .depth import waiting
-from .faults import MISSING, answer_of, translated, translating
+from .faults import DENIED, MISSING, answer_of, translated, translating
 from .reader import partitions_of
 from .registry import TOPIC, Declared, declared_by
 from .topics import REGISTRY, topics_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.seam import Queue
 
+    from .lookout import Identities
     from .options import Options
     from .reach import Reach
     from .registry import Registry
@@ -83,13 +84,19 @@ class Topology:
                     f"queue {carrier.name!r} is declared, but its topic {carrier.topic!r} is gone: declare it again with ensure()"
                 )
 
-    def missing(self, topics: Collection[str]) -> Sequence[str]:
-        """Which of these topics are not there; none, when the cluster does not answer within a second."""
-        try:
-            errors = {topic: self._admin.get().list_topics(topic, timeout=1.0).topics[topic].error for topic in topics}
-        except KafkaException:
-            return []
-        return [topic for topic, error in errors.items() if error is not None and error.code() in MISSING]
+    def identify(self, topics: Collection[str]) -> Identities:
+        """Which topics these are; nothing of one about which the cluster gives no answer within a second."""
+        found: dict[str, str | KafkaError] = {}
+        asked = self._admin.get().describe_topics(TopicCollection([*topics]), request_timeout=1.0)
+        for topic, answer in asked.items():
+            try:
+                found[topic] = str(answer_of(answer, 2.0, topic).topic_id)
+            except KafkaException as failure:
+                if (code := failure.args[0].code()) in DENIED | MISSING:
+                    found[topic] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART if code in MISSING else code)
+            except Unavailable:
+                continue
+        return found
 
     def is_reachable(self) -> bool:
         """Whether the cluster answers, within a second."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,11 +16,12 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Row, String, Table, in
 from postroom.adapters.seam import Adapter, DeadLetter, Message
 from postroom.adapters.sql import schema
 from postroom.adapters.sql.engine import open_engine
-from postroom.consumers import Backoff, Jobs, Report, Stop, Worker, WorkerSettings
+from postroom.consumers import Backoff, DeadLetterOffice, Jobs, Report, Stop, Worker, WorkerSettings
 from postroom.consumers.ledger.tables import ledger
 from postroom.outbox import Outbox
 from postroom.outbox.options import RelayOptions
 
+from .brokers import IN_PROCESS, connected_to
 from .works import delivery_of
 
 SOON = Backoff(first=0.02, cap=0.1)
@@ -44,6 +46,11 @@ class Office:
     def enqueue(self, type_: str, key: str, payload: object = None, **how: Any) -> str:
         with self.engine.begin() as connection:
             return self.outbox.enqueue(connection, type_, {} if payload is None else payload, key=key, **how)
+
+    def enqueue_all(self, *keys: str, **how: Any) -> list[str]:
+        """Enqueue jobs of type `t` in one transaction; return their ids."""
+        with self.engine.begin() as connection:
+            return [self.outbox.enqueue(connection, "t", {}, key=key, **how) for key in keys]
 
     def publish(self, *messages: Message) -> None:
         """Put messages onto the queue as they are, past the outbox."""
@@ -78,6 +85,11 @@ class Office:
         """The dead letters of a queue, by message id."""
         return {letter.message.id: letter for letter in self.adapter.dead_letters(queue or self.name).list()}
 
+    @property
+    def dead_letter_office(self) -> DeadLetterOffice:
+        """As `postroom dead` is for a person."""
+        return DeadLetterOffice(self.jobs, self.engine, self.adapter)
+
     def effects(self) -> list[str]:
         """The keys of all effects, in order."""
         with self.engine.connect() as connection:
@@ -97,6 +109,14 @@ def office(database: str, adapter: Adapter, *, name: str = "q") -> Iterator[Offi
     yield Office(engine=engine, adapter=adapter, name=name)
     adapter.close()
     engine.dispose()
+
+
+@contextmanager
+def office_on(kind: str, fixture: Callable[[str], Any]) -> Iterator[Office]:
+    """A queue of its own on this kind of broker (see `connected_to`); outbox and ledger on SQLite."""
+    name = "q" if kind in IN_PROCESS else f"jobs-{uuid.uuid4().hex[:8]}"
+    with connected_to(kind, fixture) as adapter, office(fixture("sqlite_database_url"), adapter, name=name) as made:
+        yield made
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from postroom.adapters.errors import Unavailable
+from postroom.adapters.errors import LeaseLost, Unavailable
 from postroom.adapters.kafka import config
 from postroom.adapters.kafka.classic import ClassicFeed
 from postroom.adapters.kafka.consumer import KafkaConsumer
@@ -163,3 +163,61 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def lost_by(made: Opened, deliveries) -> list:
+    """Ack these; return those that were lost to this consumer."""
+    try:
+        made.consumer.ack(deliveries)
+    except LeaseLost as lost:
+        return list(lost.lost)
+    return []
+
+
+class Spy(Consumer):
+    """A real client that notes what is asked of it."""
+
+    def __init__(self, settings) -> None:
+        super().__init__(settings)
+        self.commits: list[list] = []
+        self.assignments = self.pauses = 0
+        self._started = time.monotonic()
+        self._polled_at = self._started
+
+    def poll(self, timeout):
+        self._polled_at = time.monotonic()
+        return super().poll(timeout)
+
+    def commit(self, *, offsets, asynchronous):
+        self.commits.append(offsets)
+        return super().commit(offsets=offsets, asynchronous=asynchronous)
+
+    def pause(self, partitions):
+        self.pauses += 1
+        super().pause(partitions)
+
+    def named(self) -> list[int]:
+        """The offsets of the first partition that were committed, one after the other."""
+        return [offset.offset for commit in self.commits for offset in commit if offset.partition == 0]
+
+    def incremental_assign(self, partitions):
+        self.assignments += 1
+        super().incremental_assign(partitions)
+
+    def never_went_back(self) -> bool:
+        """Whether the offsets committed for each partition only ever grew."""
+        grown: dict[int, list[int]] = {}
+        for offset in (offset for commit in self.commits for offset in commit):
+            grown.setdefault(offset.partition, []).append(offset.offset)
+        return all(offsets == sorted(offsets) for offsets in grown.values())
+
+    def spans_polls(self, seconds: float) -> bool:
+        """Whether it was polled for so long, and a moment ago."""
+        return self._polled_at - self._started > seconds
+
+
+class Greedy(Consumer):
+    """A real client that fills its batches up to the ends of all partitions."""
+
+    def consume(self, number, timeout):
+        return super().consume(number, max(timeout, 0.5))

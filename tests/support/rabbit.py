@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,8 +14,15 @@ import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
-__all__ = ["Server", "raw"]
+from postroom.adapters import Adapter
+from postroom.adapters.errors import Unavailable
+from postroom.adapters.seam import Consumer, Delivery, Message, Outcome, Verdict
 
+from .proxy import Proxy
+
+__all__ = ["Server", "messages", "publish_until_confirmed", "raw", "receive", "subscribe", "through", "verdicts"]
+
+PATIENCE = 30.0
 START_SECONDS = 120
 _TLS_FILES = {"cacertfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 
@@ -28,6 +36,47 @@ def raw(url: str) -> Iterator[BlockingChannel]:
     finally:
         if connection.is_open:
             connection.close()
+
+
+def through(proxy: Proxy, url: str, options: str = "") -> str:
+    """The same URL by way of the proxy."""
+    return url.replace(f":{urlsplit(url).port}", f":{proxy.port}") + options
+
+
+def messages(queue: str, count: int, size: int = 2) -> list[Message]:
+    return [Message(id=f"{number}", queue=queue, body=bytes(size)) for number in range(count)]
+
+
+def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
+    return [outcome.verdict for outcome in outcomes]
+
+
+def subscribe(adapter: Adapter, queue: str, prefetch: int = 50) -> Consumer:
+    return adapter.consume({queue: 1}, group="tests", prefetch=prefetch, name=f"worker-{uuid.uuid4().hex[:4]}")
+
+
+def receive(consumer: Consumer, count: int) -> list[Delivery]:
+    """Exactly so many, whatever outage there is meanwhile."""
+    received: list[Delivery] = []
+    late = time.monotonic() + PATIENCE
+    while len(received) < count and time.monotonic() < late:
+        try:
+            received += consumer.receive(count - len(received), 0.5)
+        except Unavailable:
+            time.sleep(0.05)
+    assert len(received) == count
+    return received
+
+
+def publish_until_confirmed(adapter: Adapter, batch: Sequence[Message]) -> int:
+    """As a relay does: again, what has no answer. Returns how many times it took."""
+    for turn in range(100):
+        outcomes = adapter.publish(batch)
+        batch = [message for message, outcome in zip(batch, outcomes, strict=True) if outcome.verdict is not Verdict.CONFIRMED]
+        if not batch:
+            return turn + 1
+        time.sleep(0.1)
+    raise AssertionError(f"{len(batch)} are never confirmed: {outcomes[0].reason}")
 
 
 class Server:
