@@ -46,7 +46,7 @@ def test_the_help_tells_every_exit_code():
 WRONG = {
     "frobnicate": "postroom: No such command 'frobnicate'; `postroom --help` has examples",
     "work": "postroom: Missing argument 'MODULE:JOBS'; `postroom work --help` has examples",
-    "dead list --source x": "postroom: Invalid value for '--source': 'x' is not one of 'queue', 'outbox'; `postroom dead list --help` has examples",
+    "dead list --source x": "postroom: Invalid value for '--source': 'x' is not one of 'queue', 'outbox', 'ledger'; `postroom dead list --help` has examples",
     "stats --jsn": "postroom: No such option '--jsn'",
 }
 

@@ -219,7 +219,7 @@ def test_s014_a_queue_that_comes_back_as_another_is_one_clear_line_and_nobody_is
         site.enqueue("brief", "before")
         eventually(lambda: site.effects() == ["before"] and ready.exists())
         replace_by_classic(site.server.url, site.name)
-        told = f"): queue '{site.name}': expected x-dead-letter-exchange '', but it is there with x-dead-letter-exchange none\n"
+        told = f"not subscribed: queue '{site.name}': expected x-dead-letter-exchange '', but it is there with x-dead-letter-exchange none\n"
         eventually(lambda: site.at.says(told) and not ready.exists())
         with raw(site.server.url) as channel:
             channel.queue_delete(site.name)

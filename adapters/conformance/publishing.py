@@ -43,6 +43,8 @@ CONTRADICTIONS: dict[str, Callable[[Queue, Queue], tuple[Queue, Queue]]] = {
     "jobs among another's dead letters": lambda one, other: (one, replace(other, name=f"{one.name}.dlq")),
     "dead letters in a topic": lambda one, other: (replace(one, groups=("mail",)), replace(other, dead_letter=one.name)),
     "with an order and without": lambda one, _: (one, replace(one, ordered=True)),
+    "with one lease and another": lambda one, _: (one, replace(one, lease=one.lease + 1)),
+    "as ours and as another program's": lambda one, _: (one, replace(one, foreign=True)),
     "dead letters here and there": lambda one, _: (one, replace(one, dead_letter=f"{one.name}-graves")),
     "as a queue and as a topic": lambda one, _: (one, replace(one, groups=("mail",))),
     "the name of another's group": lambda one, other: (replace(one, groups=("mail",)), replace(other, name=f"{one.name}.mail")),
