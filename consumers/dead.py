@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from postroom.adapters.errors import ConfigurationError
 from postroom.adapters.seam import retries_of
@@ -18,7 +18,7 @@ from postroom.outbox.holdups import Holdup
 from .entries import owner
 from .ledger import Ledger
 from .ledger.statements import DISCARDED as REMEMBER
-from .letters import DISCARDED, Letter, ParkedPlace, Place, QueuePlace, behind
+from .letters import DISCARDED, Letter, ParkedPlace, Place, QueuePlace, behind, envelope_of
 from .lost import LostPlace
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from postroom.adapters.seam import Adapter, DeadLetters, Queue
+    from postroom.outbox.envelope import Envelope
+
+    from .ledger.entry import Entry
 
 __all__ = [
     "DISCARDED",
@@ -36,6 +39,7 @@ __all__ = [
     "Place",
     "QueuePlace",
     "Selection",
+    "as_seen",
     "behind",
     "carriers_of",
     "discarded",
@@ -43,6 +47,10 @@ __all__ = [
     "letters",
     "places",
 ]
+
+
+Seen: TypeAlias = "tuple[Place, Letter, Entry | None]"
+"""A letter that is meant, and its row of the ledger as it was then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,33 +115,82 @@ def carriers_of(name: str, known: Sequence[str], declared: Collection[Queue] = (
     return [alive] if alive in known else [carrier for carrier in known if carrier.startswith(f"{alive}.")] or [name]
 
 
-def discarded(engine: Engine, found: Iterable[tuple[Place, Letter]], reason: str) -> Iterator[Letter]:
-    """Remove letters for good, as they are asked for; yield each that was there. Ledger or outbox keep the reason, and the job's key is free."""
-    ledger = Ledger(engine, worker="postroom dead discard", lease=30.0, native_delay=False)
-    for place, letter in found:
-        was_held = _note(ledger, engine, letter, reason)
-        if place.remove([letter.id], reason) or (was_held and letter.source == LostPlace.source):
-            yield letter
+def as_seen(engine: Engine, found: Iterable[tuple[Place, Letter]]) -> Sequence[Seen]:
+    """Fix what is to be discarded: each letter with its row of the ledger, read as the letter is."""
+    return [(place, letter, _row_of(engine, letter)) for place, letter in found]
 
 
-def _note(ledger: Ledger, engine: Engine, letter: Letter, why: str) -> bool:
-    """Where its row, or else the outbox's, can tell who asks for the job later. Of a key that another job owns, that job's row is left alone.
+def discarded(engine: Engine, meant: Iterable[Seen], reason: str) -> Iterator[Letter]:
+    """Discard letters for good, as they are asked for; yield each that this has ended. Ledger or outbox keep the reason, and the job's key is free.
 
-    Return whether the job has held its key, or its ordering key, until now.
+    Where a job has lived on since it was seen, its letter stays and it holds its keys: a replay has it in hand.
     """
+    ledger = Ledger(engine, worker="postroom dead discard", lease=30.0, native_delay=False)
+    return (letter for place, letter, entry in meant if _discard(ledger, engine, place, letter, entry, reason))
+
+
+def _row_of(engine: Engine, letter: Letter) -> Entry | None:
+    """The ledger's row, if it is about this letter's job: a key may be another job's."""
     known = letter.envelope
     if known is None or letter.source == ParkedPlace.source:
-        return False
-    was_first = ledger.let_go(Holdup(letter.queue, known.ordering_key, known.id))
+        return None
     entry = owner(engine, key=known.key, type=known.type, queue=letter.queue)
-    mine = entry if entry and (entry.job_id, entry.digest) == (known.id, letter.digest) else None
-    note = f"{DISCARDED}{why}; it was: {mine.last_error if mine else letter.error}"
-    if mine and ledger.discard(mine.id, job=known.id, replays=mine.replays, note=note):
-        return True
-    if mine and letter.source == LostPlace.source and ledger.give_up(known.id, queue=mine.queue, stamp=(mine.replays, mine.copy), note=note):
-        return True
-    transact(engine, lambda connection: connection.execute(REMEMBER, {"job": known.id, "note": bounded(note)}))
-    return was_first
+    return entry if entry and (entry.job_id, entry.digest) == (known.id, letter.digest) else None
+
+
+def _discard(ledger: Ledger, engine: Engine, place: Place, letter: Letter, entry: Entry | None, why: str) -> bool:
+    """Where the ledger knows the job, it decides; else the letter does: whoever removes it, and not who puts it back, decides about its job."""
+    if entry is None or entry.status == "done":
+        return bool(place.remove([letter.id], why)) and _let_go(ledger, engine, letter, why)
+    if _is_leftover(letter, entry):
+        return entry.status == "failed" and bool(place.remove([letter.id], why))
+    if not _end(ledger, letter, entry, why):
+        return False
+    place.remove([letter.id], why)  # what a replay has put back all the same is acked: its row has ended
+    return True
+
+
+def _let_go(ledger: Ledger, engine: Engine, letter: Letter, why: str) -> bool:
+    """A job that no row of the ledger waits for. Of a key that another job owns, that job's row is left alone; the outbox keeps the reason."""
+    known = letter.envelope
+    if known is not None and letter.source != ParkedPlace.source:
+        ledger.let_go(_holdup(letter, known))
+        note = bounded(_note(why, letter.error))
+        transact(engine, lambda connection: connection.execute(REMEMBER, {"job": known.id, "note": note}))
+    return True
+
+
+def _is_leftover(letter: Letter, entry: Entry) -> bool:
+    """Whether another message of the job is its life, or its death, and not this letter, which a broker holds twice.
+
+    A row that has waited for nothing but a replay since it failed has no other: its letter is not back yet, or that replay was cut short.
+    """
+    if letter.source == LostPlace.source:
+        return False
+    itself = envelope_of(letter.message)  # of another producer's message it is that which no handler has failed with
+    stamp = (itself.replays, itself.copy) if itself else (0, 0)
+    if entry.status == "failed":
+        return entry.replays > stamp[0]
+    return stamp != (entry.replays, entry.copy) and not (entry.replays > stamp[0] and entry.attempts == entry.copy == 0)
+
+
+def _end(ledger: Ledger, letter: Letter, entry: Entry, why: str) -> bool:
+    """End its row, as it was when it was meant, and what it holds up, in one transaction; False, and nothing changed, when it is not so any more."""
+    known = letter.envelope
+    if known is None:
+        return False
+    note, holdup = _note(why, entry.last_error or letter.error), _holdup(letter, known)
+    if entry.status == "failed":
+        return ledger.discard(entry.id, job=known.id, replays=entry.replays, note=note, holdup=holdup)
+    return ledger.give_up(known.id, queue=entry.queue, stamp=(entry.replays, entry.copy), note=note, holdup=holdup)
+
+
+def _holdup(letter: Letter, known: Envelope) -> Holdup:
+    return Holdup(letter.queue, known.ordering_key, known.id)
+
+
+def _note(why: str, error: str) -> str:
+    return f"{DISCARDED}{why}; it was: {error}"
 
 
 def letters(where: Iterable[Place], selection: Selection) -> Iterator[tuple[Place, Letter]]:

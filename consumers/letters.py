@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
     from postroom.adapters.seam import DeadLetter, DeadLetters, Header, Message
+    from postroom.outbox.holdups import Holdup
 
-__all__ = ["DISCARDED", "PAGE", "Letter", "ParkedPlace", "Place", "QueuePlace", "behind", "envelope_of"]
+__all__ = ["DISCARDED", "PAGE", "Letter", "ParkedPlace", "Place", "QueuePlace", "Revival", "behind", "envelope_of"]
 
 DISCARDED = "discarded: "
 """How the last error of a job begins that was given up for good."""
@@ -57,6 +58,19 @@ class Letter:
         return {self.id} | ({self.envelope.id, self.envelope.key} if self.envelope else set())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revival:
+    """How a letter goes on its way again: with which headers, and what changes with it where jobs are known."""
+
+    headers: Mapping[str, Header]
+    holdup: Holdup | None = None
+    """What it holds up, if it does; None of a message that is no job."""
+    failed: tuple[int, int] | None = None
+    """The ledger's row that has to be pending by then, failed until now: its id, and how often it was replayed."""
+    is_known: bool = False
+    """Whether a row of the ledger is its own."""
+
+
 class Place(Protocol):
     """Where letters lie. All methods are safe to repeat."""
 
@@ -66,8 +80,8 @@ class Place(Protocol):
     def page(self, after: str | None) -> Sequence[Letter]:
         """The next letters, oldest first, behind the one with id `after`."""
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]]) -> Sequence[str]:
-        """Send these on their way again, with `headers` by their ids; return the ids of those that are. See `DeadLetters.put_back`."""
+    def put_back(self, revivals: Mapping[str, Revival]) -> Sequence[str]:
+        """Send these letters, by their ids, on their way again; return the ids of those that are. See `DeadLetters.put_back`."""
 
     def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:
         """Remove these for good; return the ids of those that were there."""
@@ -89,9 +103,9 @@ class QueuePlace:
         known = recognised(self._engine, self.queue, [found.message for found in page]) if self._engine else {}
         return [self._letter(found, known.get(found.message.id)) for found in page]
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]]) -> Sequence[str]:
-        """See `Place`."""
-        return self._dead.put_back(ids, headers)
+    def put_back(self, revivals: Mapping[str, Revival]) -> Sequence[str]:
+        """See `Place`. The ledger knows of it already."""
+        return self._dead.put_back([*revivals], {name: revival.headers for name, revival in revivals.items()})
 
     def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:  # noqa: ARG002 - a broker keeps no reasons
         """See `Place`."""
@@ -123,9 +137,9 @@ class ParkedPlace:
         """See `Place`."""
         return [_of_parked(row) for row in self._parked.list(queue=self.queue or None, limit=PAGE, after=int(after or 0))]
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]]) -> Sequence[str]:  # noqa: ARG002 - not the ledger's
+    def put_back(self, revivals: Mapping[str, Revival]) -> Sequence[str]:
         """See `Place`."""
-        return [str(seq) for seq in self._parked.replay([int(id_) for id_ in ids])]
+        return [str(seq) for seq in self._parked.replay([int(id_) for id_ in revivals])]
 
     def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:
         """See `Place`. Where a parked row was the next message of a job that the ledger knows, the job ends there in the same transaction."""

@@ -15,7 +15,7 @@ is not among the dead letters, nothing of it waits in the outbox, and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import bindparam, or_, select
 
@@ -24,10 +24,12 @@ from postroom.adapters.sql.engine import reading
 from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import now
 from postroom.outbox.envelope import Envelope, read_envelope
+from postroom.outbox.holdups import Holdup, let_go, revive
 from postroom.outbox.rows import MESSAGE, build_row, insert_rows, message_of
 from postroom.outbox.tables import holdups, outbox
 
 from .entries import entries, of_job
+from .ledger.statements import RETRY
 from .letters import DISCARDED, PAGE, Letter, behind
 
 if TYPE_CHECKING:
@@ -35,10 +37,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine, Row, Select
 
-    from postroom.adapters.seam import Header
-
     from .ledger.entry import Entry
-    from .letters import QueuePlace
+    from .letters import QueuePlace, Revival
 
 __all__ = ["QUIET", "LostPlace"]
 
@@ -55,7 +55,8 @@ _ROWS: Select[Any] = (
     .order_by(outbox.c.seq.desc())
 )
 _MESSAGE: Select[Any] = select(outbox.c.ordered, *MESSAGE).where(outbox.c.seq == bindparam("seq"))
-_SENT = select(outbox.c.seq).where(outbox.c.seq == bindparam("seq"), outbox.c.status == "sent").with_for_update()
+_LOCKED = _ROWS.with_for_update()
+_HOLDS = _HOLDUPS.where(holdups.c.ordering_key == bindparam("name"), holdups.c.job == bindparam("job")).with_for_update()
 _NOW = select(now())
 
 
@@ -91,8 +92,17 @@ class Trace:
         return max(instant or 0.0 for instant in (*known, *(row.sent_at for row in self.rows[:1]), 0.0))
 
 
+class Listed(NamedTuple):
+    """What was seen of a lost job when it was listed: by this it is told whether anybody has acted on it since. `seq`: its newest row's."""
+
+    seq: int | None
+    ordering_key: str
+
+
 class LostPlace:
     """What is lost of one carrier: a place like the others, but that a letter's message is what the outbox has kept, if it has.
+
+    All that is known of it is in one database: so what is done with a letter is one transaction there, whole or not at all.
 
     `dead` are the dead letters among which it would be. `names` are keys and ids of jobs.
     """
@@ -105,6 +115,7 @@ class LostPlace:
         self._dead = dead
         self._names = sorted(names)
         self._found: Sequence[Trace] = ()
+        self._listed: dict[str, Listed] = {}
 
     def page(self, after: str | None) -> Sequence[Letter]:
         """See `Place`."""
@@ -113,13 +124,13 @@ class LostPlace:
         start = next((place for place, trace in enumerate(self._found, 1) if trace.job == after), 0)
         return [self._letter(trace) for trace in self._found[start : start + PAGE]]
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Header]]) -> Sequence[str]:
-        """Have relays send these once more, as the outbox has kept them; return those that it has and that do not wait there already."""
-        return transact(self._engine, lambda connection: [job for job in ids if self._send_again(connection, job, headers.get(job, {}))])
+    def put_back(self, revivals: Mapping[str, Revival]) -> Sequence[str]:
+        """Have relays send these once more, as the outbox has kept them; return those on which nobody has acted since they were listed."""
+        return transact(self._engine, lambda connection: [job for job, how in revivals.items() if self._send_again(connection, job, how)])
 
     def remove(self, ids: Sequence[str], reason: str) -> Sequence[str]:  # noqa: ARG002 - the ledger keeps it
-        """There is nothing to remove: all that is left of them is in the ledger."""
-        return ()
+        """Let these hold up others no more; return those that did, and on which nobody has acted since they were listed. No more is left of them."""
+        return transact(self._engine, lambda connection: [job for job in ids if self._let_go(connection, job)])
 
     def _look(self) -> Iterator[Trace]:
         known = [entry.job_id for name in self._names for entry in entries(self._engine, name) if entry.queue == self.queue]
@@ -146,12 +157,14 @@ class LostPlace:
     def _is_mine(self, entry: Entry) -> bool:
         return self.queue in {entry.queue, retries_of(entry.queue)}
 
-    def _rows(self, connection: Connection, job: str) -> Sequence[Row[Any]]:
+    def _rows(self, connection: Connection, job: str, statement: Select[Any] = _ROWS) -> Sequence[Row[Any]]:
         """Those to this carrier, or to its topic."""
-        return [row for row in connection.execute(_ROWS, {"job": job}) if self.queue == row.queue or self.queue.startswith(f"{row.queue}.")]
+        return [row for row in connection.execute(statement, {"job": job}) if self.queue == row.queue or self.queue.startswith(f"{row.queue}.")]
 
     def _letter(self, trace: Trace) -> Letter:
         message = transact(reading(self._engine), lambda connection: self._message(connection, trace)) if trace.rows else None
+        envelope = read_envelope(message) if message else self._envelope(trace)
+        self._listed.setdefault(trace.job, Listed(trace.rows[0].seq if trace.rows else None, envelope.ordering_key))
         ended = trace.entry.finished_at if trace.entry else trace.rows[0].sent_at if trace.rows else None
         return Letter(
             source=self.source,
@@ -161,7 +174,7 @@ class LostPlace:
             error=trace.error,
             attempts=trace.entry.attempts if trace.entry else 0,
             died_at=ended or 0.0,
-            envelope=read_envelope(message) if message else self._envelope(trace),
+            envelope=envelope,
             is_lost=message is None,
         )
 
@@ -184,13 +197,36 @@ class LostPlace:
             mapped=entry.digest if entry else None,
         )
 
-    def _send_again(self, connection: Connection, job: str, headers: Mapping[str, Header]) -> bool:
+    def _send_again(self, connection: Connection, job: str, how: Revival) -> bool:
         """By a row of its own, so that of a topic's groups only this one has it again."""
-        rows = self._rows(connection, job)
-        if not rows or connection.execute(_SENT, {"seq": rows[0].seq}).first() is None:
+        rows = self._lock(connection, job)
+        if not rows or rows[0].status != "sent" or not self._is_revived(connection, job, how):
             return False
         row = connection.execute(_MESSAGE, {"seq": rows[0].seq}).one()
         message = message_of(row)
-        again = read_envelope(replace(message, queue=self.queue, headers={**message.headers, **headers}))
+        again = read_envelope(replace(message, queue=self.queue, headers={**message.headers, **how.headers}))
         insert_rows(connection, [build_row(again, row.body, ordered=row.ordered)])
         return True
+
+    def _lock(self, connection: Connection, job: str) -> Sequence[Row[Any]] | None:
+        """Its rows, under lock; None when there is another than those that were listed, or one of them is gone."""
+        connection.execute(_LOCKED, {"job": job}).all()  # whoever acts on it is waited for; what he has inserted only the next one sees
+        rows = self._rows(connection, job, _LOCKED)
+        return rows if (rows[0].seq if rows else None) == self._listed[job].seq else None
+
+    def _is_revived(self, connection: Connection, job: str, how: Revival) -> bool:
+        """What says of it that it was given up says so no more; False, and nothing changed, where nothing has said so any more."""
+        if how.failed and not connection.execute(RETRY, {"row_id": how.failed[0], "old_replays": how.failed[1]}).rowcount:
+            return False
+        held = {"queue": self.queue, "name": self._listed[job].ordering_key, "job": job}
+        if not how.is_known and not connection.execute(_HOLDS, held).all():
+            return False
+        revive(connection, self._holdups(job))
+        return True
+
+    def _let_go(self, connection: Connection, job: str) -> bool:
+        return self._lock(connection, job) is not None and let_go(connection, self._holdups(job))
+
+    def _holdups(self, job: str) -> Collection[Holdup]:
+        """Where its queue is another program's, its copies are in the one beside it."""
+        return [Holdup(queue, self._listed[job].ordering_key, job) for queue in (self.queue, retries_of(self.queue))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .choosing import meant
-from .dead import Selection, discarded, letters, places
+from .dead import Selection, as_seen, discarded, letters, places
 from .ledger import Ledger
 from .replay import Replay, mark
 
@@ -54,8 +54,11 @@ class DeadLetterOffice:
         return Replay(self._engine, ledger).run(mark(self._engine, meant(self._places(selection), selection)), progress=lambda _: None, canary=canary)
 
     def discard(self, reason: str, selection: Selection = _ALL) -> Sequence[Letter]:
-        """Remove them for good and return them; their keys are free then. `postroom status` tells the reason."""
-        return list(discarded(self._engine, list(meant(self._places(selection), selection)), reason))
+        """Remove them for good and return them; their keys are free then. `postroom status` tells the reason.
+
+        Not among them, and left alone, is what somebody else has replayed or discarded meanwhile.
+        """
+        return list(discarded(self._engine, as_seen(self._engine, meant(self._places(selection), selection)), reason))
 
     def _places(self, selection: Selection) -> Sequence[Place]:
         return places(self._engine, self._adapter, self._jobs.carriers(), names=selection.names)

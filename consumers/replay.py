@@ -2,7 +2,8 @@
 
     ledger: failed ──retry, fenced on `replays`──▶ pending     then     letter ──put back──▶ queue
 
-Killed between the two steps: the next run finds the ledger's row pending and the letter still there, and does the second step only.
+Killed between the two steps: the next run finds the ledger's row pending and the letter still there, and does the second step only; a discard ends
+the row. Of a lost letter, both are one transaction: there is nothing between them.
 Killed within the second step: a broker may hold the message twice; to the ledger that is one attempt, and it lets one of them run.
 """
 
@@ -12,7 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select
 
@@ -23,7 +24,8 @@ from postroom.outbox.holdups import Holdup
 from postroom.outbox.tables import outbox
 
 from .entries import owner
-from .letters import ParkedPlace, behind
+from .letters import ParkedPlace, Revival, behind
+from .lost import LostPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +53,7 @@ class Fate(Enum):
     REPLAYED = "replayed"
     """On its way again."""
     GONE = "gone"
-    """Not a dead letter any more, or replayed by someone else since this run began: left alone."""
+    """Not a dead letter any more, or replayed or discarded by someone else since this run began: left alone."""
     DONE = "already done"
     """The work of its key has been done by now: the letter was removed."""
     LOST = "lost"
@@ -125,6 +127,22 @@ def _batches(meant: Iterable[Marked]) -> Iterator[Sequence[Marked]]:
         yield batch
 
 
+def _alive(marked: Marked, before: Entry, entry: Entry) -> Fate | Revival:
+    """Of a row that is failed still, or pending or running by this replay or by one that was cut short. Gone when it has lived on since."""
+    if entry.status == "failed" == before.status and entry.replays == before.replays:
+        return _revival(marked, {REPLAYS: entry.replays + 1, COPY: 0}, is_known=True, failed=(entry.id, entry.replays))
+    alive = before.replays + (before.status == "failed")
+    if entry.status == "failed" or entry.replays != alive:
+        return Fate.GONE
+    return _revival(marked, {REPLAYS: entry.replays, COPY: entry.copy}, is_known=True)
+
+
+def _revival(marked: Marked, numbers: Mapping[str, Header], **known: Any) -> Revival:  # noqa: ANN401 - the fields of a Revival
+    if not marked.key:
+        return Revival(headers={})
+    return Revival(headers={**marked.lacking, **numbers}, holdup=Holdup(marked.place.queue, marked.ordering_key, marked.job), **known)
+
+
 class Replay:
     """One operator's replay of marked letters. `clock` and `sleep` are in seconds."""
 
@@ -172,48 +190,45 @@ class Replay:
     def _replay(self, batch: Sequence[Marked], tell: Callable[[Fate, int], None]) -> None:
         """Replay letters of one place; `tell` how many have which fate once that is certain, but for those that are gone."""
         place, decided = batch[0].place, {marked.id: self._decide(marked) for marked in batch}
-        back = {letter: what for letter, what in decided.items() if not isinstance(what, Fate)}
+        back = {letter: what for letter, what in decided.items() if isinstance(what, Revival)}
         for fate in (Fate.LOST, Fate.CONFLICT):
             tell(fate, sum(what is fate for what in decided.values()))
         if done := [letter for letter, what in decided.items() if what is Fate.DONE]:
             tell(Fate.DONE, len(place.remove(done, "its work is done")))
-        while back and (went := place.put_back([*back], back)):
+        while back and (went := place.put_back(back)):
             tell(Fate.REPLAYED, len(went))
-            back = {letter: headers for letter, headers in back.items() if letter not in went}
+            back = {letter: revival for letter, revival in back.items() if letter not in went}
 
-    def _decide(self, marked: Marked) -> Fate | Mapping[str, Header]:
-        """The fate of a letter; if it is to go on its way, the headers with which it does, and the ledger knows of it already."""
+    def _decide(self, marked: Marked) -> Fate | Revival:
+        """The fate of a letter; if it is to go on its way, how, and the ledger knows of it already. What is lost, its place revives there, too."""
+        found = self._fate(marked)
+        if not isinstance(found, Revival) or isinstance(marked.place, LostPlace):
+            return found
+        if found.failed and not self._ledger.retry(found.failed[0], replays=found.failed[1]):
+            return self._decide(marked)  # someone else was quicker
+        if found.holdup:
+            self._ledger.revive(found.holdup)
+        return found
+
+    def _fate(self, marked: Marked) -> Fate | Revival:
+        """See `_decide`; as the ledger is now."""
         if marked.is_lost:
             return Fate.LOST
-        entry = self._look(marked)
-        if entry is None or entry.is_free:  # free: a discard of this letter was cut short
-            return self._revived(marked, {REPLAYS: max(marked.replays, entry.replays if entry else 0) + 1})
+        before, entry = marked.entry, self._look(marked)
+        if before is None or entry is None:
+            return _revival(marked, {REPLAYS: max(marked.replays, before.replays if before else 0) + 1})
+        if entry.is_free:  # before this run: a discard of this letter was cut short
+            return _revival(marked, {REPLAYS: max(marked.replays, entry.replays) + 1}) if before.is_free else Fate.GONE
         if entry.digest != marked.digest:
             return Fate.CONFLICT
         if entry.status == "done":
             self._ledger.let_go(Holdup(marked.place.queue, marked.ordering_key, marked.job))
             return Fate.DONE
-        revived = self._revive(marked, entry)
-        return self._revived(marked, {REPLAYS: revived.replays, COPY: revived.copy}) if revived else Fate.GONE
+        return _alive(marked, before, entry)
 
     def _look(self, marked: Marked) -> Entry | None:
         before = marked.entry
         return owner(self._engine, key=before.key, type=before.type, queue=before.queue) if before else None
-
-    def _revive(self, marked: Marked, entry: Entry) -> Entry | None:
-        """The row, pending or running by this replay or by one that was cut short; None when it has lived on since this run began."""
-        before = marked.entry or entry
-        if entry.status == "failed" and (entry.status, entry.replays) == (before.status, before.replays):
-            self._ledger.retry(entry.id, replays=entry.replays)
-            entry = self._look(marked) or entry
-        alive = before.replays + (1 if before.status == "failed" else 0)
-        return entry if entry.status != "failed" and entry.replays == alive else None
-
-    def _revived(self, marked: Marked, numbers: Mapping[str, Header]) -> Mapping[str, Header]:
-        if not marked.key:
-            return {}
-        self._ledger.revive(Holdup(marked.place.queue, marked.ordering_key, marked.job))
-        return {**marked.lacking, **numbers}
 
     def _watch(self, marked: Marked, meant: Sequence[Marked], patience: float) -> None:
         deadline = self._clock() + patience

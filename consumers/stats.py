@@ -13,7 +13,7 @@ from postroom.adapters.sql.transaction import transact
 from postroom.adapters.sql.types import now
 from postroom.outbox.stats import Backlog, stats
 
-from .known import carriers_known
+from .known import carriers_known, sent_and_gone
 from .ledger.tables import ledger
 
 if TYPE_CHECKING:
@@ -44,11 +44,15 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """All queues. `lag` is for how long (seconds) the oldest row that is due has waited in the outbox, `now` the time by the database's clock."""
+    """All queues. `lag` is for how long (seconds) the oldest row that is due has waited in the outbox, `now` the time by the database's clock.
+
+    `gone` are queues that the broker does not have, deleted ones perhaps, each with how many jobs were sent there and have not ended.
+    """
 
     queues: Sequence[QueueStats]
     lag: float
     now: float
+    gone: Mapping[str, int]
 
 
 def stats_of(engine: Engine, adapter: Adapter, *, carriers: Iterable[str] = ()) -> Stats:
@@ -59,11 +63,12 @@ def stats_of(engine: Engine, adapter: Adapter, *, carriers: Iterable[str] = ()) 
     """
     backlogs, keys, clock = transact(reading(engine), _read)
     depths = {carrier: adapter.depth(carrier) for carrier in {*carriers, *carriers_known(engine, adapter)}}
+    gone = sent_and_gone(engine, adapter.carriers())
     queues = [
         QueueStats(queue=queue, outbox=backlogs.get(queue, Backlog()), broker=depths.get(queue, {}), ledger=keys.get(queue, {}))
-        for queue in sorted({*backlogs, *keys, *depths})
+        for queue in sorted({*backlogs, *keys, *depths, *gone})
     ]
-    return Stats(queues=queues, lag=max((backlog.lag for backlog in backlogs.values()), default=0.0), now=clock)
+    return Stats(queues=queues, lag=max((backlog.lag for backlog in backlogs.values()), default=0.0), now=clock, gone=gone)
 
 
 def _read(connection: Connection) -> tuple[Mapping[str, Backlog], Mapping[str, Mapping[str, int]], float]:

@@ -155,7 +155,8 @@ def _is_discarded(row: OutboxRow) -> bool:
 
 
 def _of_unbegun(row: OutboxRow, clock: float, dead: Letter | None) -> JobStatus:
-    waits, gone = row.status == "pending", row.status == "dropped" or (row.last_error or "").startswith("discarded: ")
+    waits, gone = row.status == "pending", row.status == "dropped" or _is_discarded(row)
+    refusal = row.last_error if gone or row.status != "sent" else None  # what the broker said before it took the row is history
     return JobStatus(
         id=row.id,
         type=row.type,
@@ -172,7 +173,7 @@ def _of_unbegun(row: OutboxRow, clock: float, dead: Letter | None) -> JobStatus:
         next_at=max(row.available_at, row.retry_at or 0.0) if waits else None,
         finished_at=dead.died_at if dead else None,
         worker=None,
-        last_error=dead.error if dead else row.last_error,
+        last_error=dead.error if dead else refusal,
         now=clock,
         held=_held(row),
         behind=_behind(row),

@@ -46,9 +46,19 @@ def test_the_help_tells_every_exit_code():
 WRONG = {
     "frobnicate": "postroom: No such command 'frobnicate'; `postroom --help` has examples",
     "work": "postroom: Missing argument 'MODULE:JOBS'; `postroom work --help` has examples",
-    "dead list --source x": "postroom: Invalid value for '--source': 'x' is not one of 'queue', 'outbox', 'ledger'; `postroom dead list --help` has examples",
+    "dead list --source x": "postroom: Invalid value for '--source': 'x' is not one of 'queue', 'outbox', 'ledger'; `postroom dead list --help` has",
     "stats --jsn": "postroom: No such option '--jsn'",
+    "enqueue t --queue q --priority high": "postroom: --priority needs --app: which priorities a queue has, and where their jobs are, stands in its",
 }
+EMPTY = [
+    "--broker= stats",
+    "--database= stats",
+    "stats --broker=",
+    "stats --database=",
+    "stats --app=",
+    "work shop:jobs --queues=",
+    "work shop:jobs --queues=,",
+]
 
 
 @pytest.mark.parametrize(("arguments", "said"), WRONG.items())
@@ -56,6 +66,19 @@ def test_wrong_usage_is_told_in_one_line(arguments: str, said: str, tmp_path: Pa
     answer = postroom(*arguments.split(), cwd=tmp_path)
     assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
     assert answer.stderr.startswith(said)
+
+
+@pytest.mark.parametrize("arguments", EMPTY)
+def test_an_empty_value_is_no_default_and_the_option_is_named(arguments: str, tmp_path: Path):
+    answer = postroom(*arguments.split(), cwd=tmp_path)
+    (option,) = re.findall(r"(--\w+)=", arguments)
+    assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
+    assert answer.stderr.startswith(f"postroom: Invalid value for '{option}': it is empty; leave the option out for its default")
+
+
+def test_an_empty_variable_is_one_that_is_not_set(tmp_path: Path):
+    answer = postroom("stats", cwd=tmp_path, POSTROOM_DATABASE="", POSTROOM_BROKER="")
+    assert "sqlite:///postroom.db: there is no such file" in answer.stderr
 
 
 def test_the_first_page_of_help_lists_every_subcommand_without_importing_one():

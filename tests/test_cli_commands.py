@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url, text
 
 from postroom.adapters.seam import Queue
+from postroom.adapters.sql.engine import open_engine
 from postroom.consumers.demo import shop
 from support.command import COMMAND, environment, postroom
 from support.workers import eventually
@@ -164,7 +166,11 @@ def test_a_delayed_job_leaves_the_outbox_when_it_is_due(here: Path):
 
 
 def test_a_priority_leads_to_its_carrier(here: Path):
-    answer = postroom("enqueue", "t", "--queue", "mails", "--priority", "high", cwd=here)
+    (here / "urgent.py").write_text(
+        "from postroom.adapters import Queue\nfrom postroom.consumers import Jobs\njobs = Jobs()\n"
+        "jobs.handler('t', queue=Queue(name='mails', priorities={'high': 4, 'low': 1}))(lambda _: None)\n"
+    )
+    answer = postroom("enqueue", "t", "--app", "urgent:jobs", "--priority", "high", cwd=here)
     assert json.loads(answer.stdout)["queue"] == "mails.high"
 
 
@@ -209,6 +215,27 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path:
             assert answer.stderr.count("\n") == 1
             assert "postroom:***@127.0.0.1:1/shop" in answer.stderr
             assert "secret" not in answer.stderr
+
+
+def test_a_right_that_lacks_is_told_as_that_and_not_as_a_wrong_password(server_database_url: str, tmp_path: Path):
+    assert postroom("--database", server_database_url, "schema", "create", cwd=tmp_path).returncode == 0
+    answer = postroom("--database", stranger(server_database_url), "status", "order-4711", cwd=tmp_path)
+    assert answer.returncode == 3
+    assert answer.stderr.endswith("; the user may log in and lacks a right: GRANT it\n")
+    assert "stranger-secret" not in answer.stderr
+
+
+def stranger(url: str) -> str:
+    """The same database for a user who may log in, and see none of its tables."""
+    engine, mine = open_engine(url), make_url(url)
+    is_postgres = engine.dialect.name == "postgresql"
+    with engine.begin() as connection:
+        connection.execute(text("DROP USER IF EXISTS stranger"))
+        connection.execute(text(f"CREATE USER stranger {'PASSWORD' if is_postgres else 'IDENTIFIED BY'} 'stranger-secret'"))
+        if not is_postgres:
+            connection.execute(text(f"GRANT CREATE TEMPORARY TABLES ON `{mine.database}`.* TO stranger"))
+    engine.dispose()
+    return mine.set(username="stranger", password="stranger-secret").render_as_string(hide_password=False)  # noqa: S106 - none
 
 
 def test_a_wrong_password_is_told_without_it(postgres_url: str, tmp_path: Path):

@@ -126,7 +126,8 @@ def test_a_discard_needs_a_reason(desk: Desk):
 
 def test_a_letter_that_is_named_and_not_there_is_a_no(desk: Desk):
     for arguments in (["replay", "mail-ann"], ["show", "mail-ann"], ["discard", "mail-ann", "--reason", "x"]):
-        assert desk("dead", *arguments, code=1).stderr == "postroom: there is no such dead letter (any more)\n"
+        told = desk("dead", *arguments, code=1).stderr
+        assert told.startswith("postroom: there is no dead letter mail-ann (any more) in the queues that are known; --app MODULE:JOBS names")
 
 
 def test_all_of_nothing_is_no_failure(desk: Desk):

@@ -82,6 +82,12 @@ def test_an_unknown_scheme_is_refused_and_the_known_ones_are_listed(url):
     assert "\n" not in told
 
 
+@pytest.mark.parametrize("url", ["sqlite:", "sqlite:postroom.db"])
+def test_a_sqlite_url_that_is_none_is_told_how_a_file_is_named(url):
+    with pytest.raises(ConfigurationError, match=f"'{url}' is no database URL; write it like sqlite:///postroom.db$"):
+        connect(url)
+
+
 def test_a_missing_client_library_is_named_with_the_extra_that_brings_it(monkeypatch):
     monkeypatch.setitem(BACKENDS, "amqp", ("a_client_library_that_is_not_there", "open", "rabbitmq"))
     with pytest.raises(MissingExtra) as missing:

@@ -3,9 +3,13 @@
 import pytest
 
 from postroom.adapters.seam import Message
-from postroom.consumers.dead import Selection, discarded, grouped, letters, places
+from postroom.consumers.dead import Selection, as_seen, discarded, grouped, letters, places
+from postroom.consumers.letters import Revival
+from postroom.consumers.replay import Fate, Replay, mark
 from postroom.consumers.status import status_of
 from support.postrooms import Postroom, postroom_at
+
+ORDER_2 = Selection(names=frozenset({"order-2"}))
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb"])
@@ -69,7 +73,7 @@ def test_more_letters_than_a_page_are_all_found(room: Postroom):
 
 def test_a_discarded_letter_is_gone_and_the_ledger_keeps_the_reason(many: Postroom):
     chosen = many.dead(Selection(names=frozenset({"order-2"})))
-    assert [letter.envelope.key for letter in discarded(many.engine, chosen, "a test order")] == ["order-2"]
+    assert [letter.envelope.key for letter in discarded(many.engine, as_seen(many.engine, chosen), "a test order")] == ["order-2"]
     assert many.dead_keys == ["order-1", "order-3"]
     [status] = status_of(many.engine, "order-2")
     assert status.status == "failed"
@@ -78,16 +82,38 @@ def test_a_discarded_letter_is_gone_and_the_ledger_keeps_the_reason(many: Postro
 
 def test_discarding_twice_changes_nothing_more(many: Postroom):
     chosen = many.dead(Selection(names=frozenset({"order-2"})))
-    list(discarded(many.engine, chosen, "a test order"))
-    assert list(discarded(many.engine, chosen, "a test order")) == []
+    list(discarded(many.engine, as_seen(many.engine, chosen), "a test order"))
+    assert list(discarded(many.engine, as_seen(many.engine, chosen), "a test order")) == []
     assert many.entry("order-2").last_error == "discarded: a test order; it was: no mail server"
 
 
 def test_discarding_an_old_letter_leaves_a_job_that_was_replayed_alone(many: Postroom):
-    chosen = many.dead(Selection(names=frozenset({"order-2"})))
+    chosen = as_seen(many.engine, many.dead(ORDER_2))
     many.ledger.retry(many.entry("order-2").id, replays=0)
-    list(discarded(many.engine, chosen, "a test order"))
+    assert list(discarded(many.engine, chosen, "a test order")) == []
     assert (many.entry("order-2").status, many.entry("order-2").last_error) == ("pending", "no mail server")
+    assert "order-2" in many.dead_keys
+
+
+def test_a_discard_ends_the_death_that_it_has_seen_and_none_that_came_later(many: Postroom):
+    chosen = as_seen(many.engine, many.dead(ORDER_2))
+    Replay(many.engine, many.ledger).run(mark(many.engine, many.dead(ORDER_2)), progress=lambda _: None)
+    many.broken["order-2"] = "still no mail server"
+    many.drain()
+    assert list(discarded(many.engine, chosen, "a test order")) == []
+    assert (many.entry("order-2").last_error, many.dead_keys[-1]) == ("still no mail server", "order-2")
+
+
+def test_a_discard_after_a_replay_that_was_cut_short_ends_the_job_and_what_is_put_back_all_the_same_is_not_run(many: Postroom):
+    many.ledger.retry(many.entry("order-2").id, replays=0)
+    [(place, letter)] = many.dead(ORDER_2)
+    meant, chosen = mark(many.engine, [(place, letter)]), as_seen(many.engine, [(place, letter)])
+    place.put_back({letter.id: Revival(headers={"postroom-replays": 1})})  # that replay was slow, and no more
+    assert len(list(discarded(many.engine, chosen, "a test order"))) == 1
+    assert Replay(many.engine, many.ledger).run(meant, progress=lambda _: None) == {Fate.GONE: 1}
+    many.drain()
+    assert (many.runs, many.sent) == ({}, {})
+    assert (many.entry("order-2").status, many.entry("order-2").last_error) == ("failed", "discarded: a test order; it was: no mail server")
 
 
 def test_a_job_whose_letter_somebody_has_removed_is_found_by_its_name_and_its_discard_frees_its_key(many: Postroom):
@@ -97,7 +123,7 @@ def test_a_job_whose_letter_somebody_has_removed_is_found_by_its_name_and_its_di
     chosen = Selection(names=frozenset({"order-2", "order-3"}))
     there = places(many.engine, many.adapter, ["emails"], names=chosen.names)
     assert [(found.source, found.id == letter.envelope.id) for _, found in letters(there, chosen)] == [("queue", False), ("ledger", True)]
-    assert len(list(discarded(many.engine, list(letters(there, chosen)), "purged"))) == 2
+    assert len(list(discarded(many.engine, as_seen(many.engine, letters(there, chosen)), "purged"))) == 2
     assert list(letters(there, chosen)) == []
     many.enqueue("order-2", payload="another")
     many.drain()
@@ -111,7 +137,7 @@ def test_s067_parked_rows_are_listed_and_discarded_beside_the_dead_letters(many:
     assert found["order-4"] == ("outbox", "message too large")
     assert found["order-1"][0] == "queue"
     chosen = many.dead(Selection(names=frozenset({"order-4"})))
-    assert len(list(discarded(many.engine, chosen, "too large for good"))) == 1
+    assert len(list(discarded(many.engine, as_seen(many.engine, chosen), "too large for good"))) == 1
     assert "order-4" not in many.dead_keys
     [status] = status_of(many.engine, "order-4")
     assert (status.status, status.last_error) == ("failed", "discarded: too large for good; it was: message too large")

@@ -88,3 +88,11 @@ def test_what_the_cluster_refuses_is_told_of_the_topic_and_the_client_not_used_a
         desk.run("emails.dlq", lambda _: None)
     Client.fails = {}
     assert desk.run("emails.dlq", lambda client: client is made[1])
+
+
+@pytest.mark.parametrize("code", [KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH])  # noqa: SLF001
+@pytest.mark.parametrize("step", ["produce", "commit_transaction"])
+def test_an_operator_whom_another_has_fenced_off_is_told_so(desk, made, code, step):
+    Client.fails = {step: code}
+    with pytest.raises(Unavailable, match=r"emails\.dlq: another operator has begun meanwhile, .*; run it again"):
+        desk.run("emails.dlq", lambda client: client.produce())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Consumer, Delivery, Queue
-from postroom.consumers.dead import QueuePlace, discarded, letters
+from postroom.consumers.dead import QueuePlace, as_seen, discarded, letters
 from postroom.consumers.dead import Selection as Choice
 from postroom.consumers.ledger import Claim, Conflict, Dead, Done, Exhausted, Failed, Finish, Finished, Ledger, Released, Started
 from postroom.consumers.lost import LostPlace
@@ -166,7 +166,7 @@ class History:
         """A person replays the oldest dead letter, or gives it up for good; if there is none, one that was purged."""
         found = list(letters(self.places, Choice(limit=1)))
         if for_good:
-            self.discarded |= {gone.envelope.key for gone in discarded(self.engine, found, "a typo") if gone.envelope}
+            self.discarded |= {gone.envelope.key for gone in discarded(self.engine, as_seen(self.engine, found), "a typo") if gone.envelope}
         else:
             self.replay(found)
 

@@ -8,27 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
 from sqlalchemy import delete, select, text, update
 
 from postroom.adapters.errors import PostroomError
 from postroom.adapters.memory import Memory
 from postroom.adapters.memory.consumer import MemoryConsumer
-from postroom.adapters.seam import Queue
-from postroom.consumers import Backoff, Context, DeadLetterOffice, Fate, Jobs, Selection
+from postroom.consumers import Backoff, Fate, Jobs, Selection
 from postroom.consumers.cli.held import held
 from postroom.consumers.ledger import Failed, Ledger, Released, Started, giving_up
 from postroom.consumers.ledger.tables import ledger
 from postroom.consumers.status import status_of
 from postroom.consumers.worker.quiet import Quiet
 from postroom.outbox import Outbox
-from postroom.outbox.tables import holdups, outbox
+from postroom.outbox.tables import outbox
 from support.brokers import NATIVE, ORDERED
 from support.command import postroom
 from support.inprocess import Office, office, office_on, working
 from support.ledgers import begin, claim, finish, start
-from support.rabbit import raw
+from support.lines import Line
 from support.workers import eventually
 
 HOUR = 3600.0
@@ -39,57 +36,6 @@ BEHIND = "behind a job of the same ordering key that has failed: see `postroom d
 def here(request: pytest.FixtureRequest) -> Iterator[Office]:
     with office_on(request.param, request.getfixturevalue) as made:
         yield made
-
-
-class Line:
-    """Jobs of one ordering key, and what became of them."""
-
-    def __init__(self, here: Office, *, broken: str = "") -> None:
-        self.here = here
-        self.queue = Queue(name=here.name, ordered=True)
-        self.broken = broken
-        self.done: list[str] = []
-        here.jobs.handler("t", queue=self.queue, max_attempts=1)(self.handle)
-
-    def handle(self, _: Any, context: Context) -> None:
-        if context.job.key == self.broken:
-            raise ValueError("no such address")
-        self.done.append(context.job.key)
-
-    def enqueue(self, *keys: str, type_: str = "t", ordering_key: str = "line") -> None:
-        for key in keys:
-            with self.here.engine.begin() as connection:
-                Outbox(queue=self.queue).enqueue(connection, type_, {}, key=key, ordering_key=ordering_key)
-
-    @property
-    def office(self) -> DeadLetterOffice:
-        return self.here.dead_letter_office
-
-    def held(self) -> list[str]:
-        """The jobs that hold the key on a broker."""
-        with self.here.engine.connect() as connection:
-            return list(connection.execute(select(holdups.c.job).order_by(holdups.c.seq)).scalars())
-
-    def purge(self, request: pytest.FixtureRequest) -> None:
-        """Empty the dead-letter queue, as an operator of the broker does, or a topic's retention."""
-        match self.here.adapter.capabilities.name:
-            case "rabbitmq":
-                with raw(request.getfixturevalue("rabbitmq_url")) as channel:
-                    channel.queue_purge(f"{self.here.name}.dlq")
-            case "kafka":
-                forget_all(request.getfixturevalue("kafka_bootstrap"), f"{self.here.name}.dlq")
-            case _:
-                dead = self.here.adapter.dead_letters(self.here.name)
-                dead.take([letter.id for letter in dead.list()])
-
-
-def forget_all(bootstrap: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    parts = admin.list_topics(topic, timeout=30).topics[topic].partitions
-    ends = admin.list_offsets({TopicPartition(topic, part): OffsetSpec.latest() for part in parts})
-    gone = [TopicPartition(part.topic, part.partition, end.result(30).offset) for part, end in ends.items()]
-    for answer in admin.delete_records(gone).values():
-        answer.result(30)
 
 
 def named(*names: str) -> Selection:
@@ -367,26 +313,6 @@ def test_nobody_waits_for_what_is_behind_a_job_that_the_broker_refused_at_first(
     assert [letter.source for letter in line.office.discard("too large for good")] == ["outbox"]
     here.drain()
     assert line.done == ["a1"]
-
-
-@pytest.mark.parametrize("way", ["replayed", "discarded"])
-@pytest.mark.parametrize("here", ["memory"], indirect=True)
-def test_a_discard_after_a_replay_that_was_cut_short_can_be_said_again(here: Office, way: str) -> None:
-    line = Line(here, broken="a0")
-    line.enqueue("a0", "a1")
-    here.drain()
-    past(here, 2 * HOUR)
-    assert Ledger(here.engine, worker="operator", lease=30.0, native_delay=False).retry(here.entry("a0").id, replays=0)
-    assert [letter.source for letter in line.office.discard("a typo", named("a0"))] == ["queue"]
-    line.broken = ""
-    assert here.entry("a0").status == "pending"  # it may have been on its way
-    if way == "replayed":
-        assert line.office.replay(named("a0")) == {Fate.REPLAYED: 1}
-    else:
-        assert [letter.source for letter in line.office.discard("a typo", named("a0"))] == ["ledger"]
-    here.drain()
-    assert here.entry("a0").status == {"replayed": "done", "discarded": "failed"}[way]
-    assert "a1" in line.done
 
 
 def test_each_database_tells_what_only_a_person_can_set_free(database_url: str) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from postroom.adapters.memory import Memory
 from postroom.adapters.seam import Message
 from postroom.consumers import Context, Fail, Jobs, MappedJob
-from postroom.consumers.dead import Selection, discarded, letters, places
+from postroom.consumers.dead import Selection, as_seen, discarded, letters, places
 from postroom.consumers.ledger import Ledger
 from postroom.consumers.mapping import job_id
 from postroom.consumers.replay import Fate, Replay, mark
@@ -194,7 +194,8 @@ def test_a_discarded_message_leaves_its_key_free(here: Office) -> None:
     failing(here, times=1, max_attempts=1)
     send(here, {"order": 1})
     here.drain()
-    assert [letter.id for letter in discarded(here.engine, letters(places(here.engine, here.adapter, ["q"]), Selection()), "a test")]
+    found = letters(places(here.engine, here.adapter, ["q"]), Selection())
+    assert [letter.id for letter in discarded(here.engine, as_seen(here.engine, found), "a test")]
     [status] = status_of(here.engine, "order-1")
     assert (status.last_error or "").startswith("discarded: a test")
     send(here, {"order": 1}, id_="theirs-2")

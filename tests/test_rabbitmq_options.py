@@ -17,6 +17,7 @@ from postroom.adapters.connect import connect
 from postroom.adapters.errors import ConfigurationError, Unavailable
 from postroom.adapters.rabbitmq.layout import QueueType
 from postroom.adapters.rabbitmq.options import parse
+from postroom.adapters.seam import Queue
 from postroom.consumers import Jobs, WorkerSettings
 from postroom.consumers.worker.checks import prepare_group
 
@@ -80,6 +81,14 @@ def test_s005_a_worker_warns_of_handlers_that_may_run_for_longer_than_the_server
     (line,) = prepare_group(jobs, WorkerSettings(), connect(f"amqp://broker{options}"))
     assert line.startswith(f"handlers without a timeout below {limit} s: 'job-0', 'job-2', 'job-3'. A job that takes longer goes to others")
     assert line.endswith("say so in the URL: consumer_timeout=<seconds>, 0 for none")
+
+
+def test_s005_handlers_of_one_type_are_told_apart_by_queue_and_group_when_it_is_warned_of_them():
+    jobs, orders = Jobs(), Queue(name="orders", groups=("billing", "stock"))
+    for type_, queue, group in (("placed", orders, "billing"), ("placed", orders, "stock"), ("book", "accounts", None)):
+        jobs.handler(type_, queue=queue, group=group)(lambda _: None)
+    (line,) = prepare_group(jobs, WorkerSettings(), connect("amqp://broker"))
+    assert ": 'book', 'placed' of orders.billing, 'placed' of orders.stock. A job" in line
 
 
 def test_s005_nothing_is_warned_of_where_all_handlers_end_in_time_or_the_server_has_no_limit():

@@ -11,6 +11,7 @@ import pytest
 
 from postroom.adapters.errors import Unavailable
 from postroom.consumers import replay
+from postroom.consumers.letters import Revival
 from postroom.consumers.replay import Fate, Marked, Replay
 
 
@@ -24,10 +25,9 @@ class Place:
         self.room = room
         self.batches: list[list[str]] = []
 
-    def put_back(self, ids: Sequence[str], headers: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
-        assert headers.keys() == set(ids)
-        self.batches.append([*ids])
-        there = [name for name in ids if name in self.letters]
+    def put_back(self, revivals: Mapping[str, Revival]) -> Sequence[str]:
+        self.batches.append([*revivals])
+        there = [name for name in revivals if name in self.letters]
         went = there[: self.room]
         self.room -= len(went)
         for name in went:

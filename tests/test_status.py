@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from postroom.adapters.seam import Message
+from postroom.adapters.seam import Message, Queue
 from postroom.consumers.cli.status import show, what_next
-from postroom.consumers.dead import discarded
+from postroom.consumers.dead import as_seen, discarded
 from postroom.consumers.ledger.tables import ledger
+from postroom.consumers.letters import Revival
 from postroom.consumers.stats import stats_of
 from postroom.consumers.status import JobStatus, status_of
 from postroom.outbox.relay import Relay
@@ -68,7 +69,7 @@ def test_a_job_is_told_at_each_point_of_its_life(room: Postroom):
     room.ledger.retry(room.entry("order-4711").id, replays=0)
     assert (only(room).status, only(room).replays) == ("pending", 1)
     [(place, letter)] = room.dead()
-    place.put_back([letter.id], {letter.id: {"postroom-replays": 1}})
+    place.put_back({letter.id: Revival(headers={"postroom-replays": 1})})
     room.drain()
     assert (only(room).status, only(room).replays, only(room).id) == ("done", 1, waiting.id)
 
@@ -95,6 +96,15 @@ def test_a_job_that_the_broker_refused_is_parked(small_room: Postroom):
     small_room.enqueue("order-4711")
     small_room.park("order-4711", "message too large")
     assert (only(small_room).status, only(small_room).last_error) == ("parked", "message too large")
+
+
+def test_what_kept_a_row_in_the_outbox_is_no_error_of_it_any_more_once_it_is_sent(room: Postroom):
+    room.enqueue("order-4711")
+    with room.engine.begin() as connection:
+        connection.execute(update(outbox).values(last_error="queue 'emails' is not declared"))
+    assert only(room).last_error == "queue 'emails' is not declared"
+    relay(room)
+    assert (only(room).place, only(room).last_error) == ("broker", None)
 
 
 def test_a_delayed_job_tells_when_it_goes_on(small_room: Postroom):
@@ -189,7 +199,7 @@ def test_a_discarded_job_frees_its_key_for_a_corrected_one_and_each_is_told_as_w
     wrong = enqueue_one(room, {"amount": "oops"})
     room.drain()
     room.broken.clear()
-    assert len(list(discarded(room.engine, room.dead(), "a typo"))) == 1
+    assert len(list(discarded(room.engine, as_seen(room.engine, room.dead()), "a typo"))) == 1
     corrected = enqueue_one(room, {"amount": 7})
     relay(room)
     assert only(room, corrected).status == "pending"
@@ -206,7 +216,7 @@ def test_discarding_a_job_in_conflict_leaves_the_key_to_its_owner(small_room: Po
     second = enqueue_one(small_room, 2)
     small_room.drain()
     conflicts = [found for found in small_room.dead() if found[1].message.id == second]
-    list(discarded(small_room.engine, conflicts, "a typo"))
+    list(discarded(small_room.engine, as_seen(small_room.engine, conflicts), "a typo"))
     entry = small_room.entry("order-4711")
     assert (entry.job_id, entry.is_free, entry.last_error) == (first, False, "no mail server")
 
@@ -276,6 +286,31 @@ def test_stats_count_what_is_where(room: Postroom):
     assert {name: emails.broker[name] for name in ("pending", "running", "failed")} == {"pending": 3, "running": 0, "failed": 1}
     assert emails.ledger == {"done": 1, "failed": 1}
     assert 0 <= stats.lag < 60
+
+
+def test_stats_tell_of_a_queue_that_the_broker_does_not_have_any_more_how_many_jobs_may_be_lost_with_it(room: Postroom):
+    room.kill_jobs("order-1")
+    room.enqueue("order-2")
+    room.drain()
+    room.enqueue("order-3", "order-4", "order-5")
+    relay(room)
+    assert stats_of(room.engine, room.adapter).gone == {}
+    with room.engine.begin() as connection:
+        connection.execute(update(outbox).where(outbox.c.key == "order-5").values(last_error="discarded: a typo; it was: none"))
+        connection.execute(update(ledger).values(queue="mails"))
+        connection.execute(update(outbox).values(queue="mails"))
+    stats = stats_of(room.engine, room.adapter)
+    assert stats.gone == {"mails": 2}
+    assert [(queue.queue, dict(queue.broker), queue.ledger.get("done", 0)) for queue in stats.queues if queue.queue == "mails"] == [("mails", {}, 1)]
+
+
+def test_a_topic_is_not_gone_where_its_groups_are(room: Postroom):
+    room.enqueue("order-1")
+    relay(room)
+    room.adapter.ensure([Queue(name="topic", groups=("one",))])
+    with room.engine.begin() as connection:
+        connection.execute(update(outbox).values(queue="topic"))
+    assert stats_of(room.engine, room.adapter).gone == {}
 
 
 def test_the_lag_is_the_oldest_due_row_s_and_none_when_nothing_is_due(small_room: Postroom):

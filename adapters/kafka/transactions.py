@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from postroom.adapters.errors import ConfigurationError, Unavailable
 
@@ -18,14 +18,20 @@ from .process import PerProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from confluent_kafka import KafkaError
-
 __all__ = ["Transactions"]
 
 Result = TypeVar("Result")
 
 PATIENCE = 30.0
 ABORT = 5.0
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001 - the library's public names for errors of its own start so
+        KafkaError._FATAL,  # noqa: SLF001 - what a client says from then on
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+    }
+)
 IDLE = 1.0
 """How long (seconds) after a transaction an operator counts as being at work: a discard is one for each letter."""
 _BRIEF = {"transaction.timeout.ms": 15_000, "message.timeout.ms": 10_000}
@@ -88,5 +94,7 @@ class Transactions:
 
 
 def _told(error: KafkaError, topic: str) -> Exception:
+    if error.code() in _FENCED:
+        return Unavailable(f"{topic}: another operator has begun meanwhile, so nothing of this was done; run it again ({error.str()})")
     told = translated(error, topic)
     return told if not isinstance(told, ConfigurationError) else Unavailable(str(told))

@@ -50,7 +50,7 @@ def engine_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ConfigurationError(f"{redact(url)!r} is no database URL; write it like {scheme}://user:password@host/database") from None
+        raise ConfigurationError(f"{redact(url)!r} is no database URL; write it like {_example(scheme)}") from None
     if "?" in (parsed.password or "") and redact(str(parsed.password)) != parsed.password:  # it took what stands before that @ for the user's
         raise ConfigurationError(f"{redact(url)!r}: write the @ in an option's value as %40")
     if "+" in parsed.drivername:
@@ -128,6 +128,10 @@ def renew_after_fork(engine: Engine) -> None:
             mine.dispose(close=False)
 
     os.register_at_fork(after_in_child=renew)
+
+
+def _example(scheme: str) -> str:
+    return "sqlite:///postroom.db" if scheme == "sqlite" else f"{scheme}://user:password@host/database"
 
 
 def _require(module: str, extra: str, url: str) -> None:

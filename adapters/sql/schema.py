@@ -67,7 +67,7 @@ def require(engine: Engine, tables: Sequence[Table] = ()) -> None:
     if drift := check(engine, tables):
         more = f" (and {len(drift) - 1} more)" if len(drift) > 1 else ""
         where = shown(engine)
-        raise SchemaDrift(f"{where}: {drift[0]}{more}; `postroom schema create` makes what is missing, `postroom schema check` lists all")
+        raise SchemaDrift(f"{where}: {drift[0]}{more}; `postroom schema check` lists all")
 
 
 def dump(dialect: str) -> str:

@@ -30,7 +30,8 @@ PATIENCE = 30.0
 
 # Numbers are MySQL's and MariaDB's, five characters are SQLSTATEs of PostgreSQL.
 _DEADLOCKS = {1020, 1205, 1213, 3572, "40001", "40P01"}  # 1020: MariaDB's snapshot isolation met a row that has just been changed
-_DENIED = {1044, 1045, 1142, 1227, 1698, "28000", "28P01", "42501"}
+_DENIED = {1044, 1045, 1698, "28000", "28P01"}
+_NO_RIGHT = {1142, 1143, 1227, "42501"}
 _MISSING = {1054, 1146, "42P01", "42703", "3F000"}
 _READ_ONLY = {1290, 1792, 1836, "25006"}  # the server that we reached is a standby now
 _ABOUT_A_VALUE = {1264, 1265, 1366, 1644, 1690, 3819, 4025}  # PyMySQL calls these operational too
@@ -96,6 +97,8 @@ def _translate(error: DBAPIError | PoolTimeout, engine: Engine) -> Exception:
     said = _in_one_line(error)
     if _code(error) in _MISSING or "no such table" in said or "no such column" in said:
         return SchemaDrift(f"{where}: {said}; run `postroom schema create` (or `postroom schema check` to see what differs)")
+    if _code(error) in _NO_RIGHT:
+        return AccessDenied(f"{where}: {said}; the user may log in and lacks a right: GRANT it")
     if _code(error) in _DENIED or "authentication failed" in said:
         return AccessDenied(f"{where}: {said}; check the user, the password and the database's name")
     remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in said), "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .exits import MEANINGS, exit_code
-from .options import Settings
+from .options import Settings, filled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,9 +67,15 @@ Exit codes:
     + "\n".join(f"  {code:<9} {meaning}" for code, meaning in MEANINGS.items()),
 )
 @click.option(
-    "--database", metavar="URL", envvar="POSTROOM_DATABASE", help="Where outbox and ledger are.  [env: POSTROOM_DATABASE; sqlite:///postroom.db]"
+    "--database",
+    type=filled,
+    metavar="URL",
+    envvar="POSTROOM_DATABASE",
+    help="Where outbox and ledger are.  [env: POSTROOM_DATABASE; sqlite:///postroom.db]",
 )
-@click.option("--broker", metavar="URL", envvar="POSTROOM_BROKER", help="Where the queues are.  [env: POSTROOM_BROKER; else the database]")
+@click.option(
+    "--broker", type=filled, metavar="URL", envvar="POSTROOM_BROKER", help="Where the queues are.  [env: POSTROOM_BROKER; else the database]"
+)
 @click.version_option(package_name="postroom", message="%(package)s %(version)s")
 @click.pass_context
 def postroom(context: click.Context, database: str | None, broker: str | None) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from postroom.consumers.choosing import meant
-from postroom.consumers.dead import Selection, carriers_of, discarded, grouped, letters, places
-from postroom.consumers.known import carriers_known
+from postroom.consumers.dead import Selection, as_seen, carriers_of, discarded, grouped, letters, places
+from postroom.consumers.known import carriers_known, sent_and_gone
 from postroom.consumers.ledger import Ledger
 from postroom.consumers.loading import load_jobs
 from postroom.consumers.lost import LostPlace
@@ -20,9 +20,9 @@ from postroom.consumers.replay import Fate, Replay, Unproven, mark
 from .connect import broker, database
 from .exits import NO
 from .letters import GROUP_COLUMNS, LETTER_COLUMNS, group_json, group_row, letter_json, letter_row, letter_text
-from .options import Settings, as_json, connections, duration
+from .options import Settings, as_json, connections, duration, filled
 from .output import echo_json, progress, table
-from .unlisted import tell_what_is_unlisted
+from .unlisted import tell_what_is_gone, tell_what_is_unlisted
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -41,6 +41,7 @@ CONFLICT = (
     "if the other is the wrong one and was given up, discard that, which frees the key, and replay this"
 )
 
+GONE = "gone means: not a dead letter any more, or on its way again since this run began, as a replay does it; left alone"
 LOST = "lost means: the letter is gone, and the outbox does not have the message any more. Discard it, and enqueue the work anew"
 
 Row = TypeVar("Row")
@@ -108,13 +109,19 @@ def _choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a subcommand the options by which letters are chosen, as one `choice`, and where to look, as `settings`."""
 
     @click.argument("names", nargs=-1, metavar="[ID|KEY]...")
-    @click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Only this queue's; may be repeated.  [default: all that are known]")
+    @click.option(
+        "--queue", "queues", type=filled, multiple=True, metavar="QUEUE", help="Only this queue's; may be repeated.  [default: all that are known]"
+    )
     @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only jobs of this type; may be repeated.")
     @click.option("--error", default="", metavar="TEXT", help="Only those whose error has this text in it.")
     @click.option(
-        "--source", type=click.Choice(["queue", "outbox", "ledger"]), help="Only dead letters, or parked rows, or jobs whose letter is lost."
+        "--source",
+        type=click.Choice(["queue", "outbox", "ledger"]),
+        help="Only dead letters, or parked rows, or jobs whose letter is lost: without a name those that hold up an ordered queue.",
     )
-    @click.option("--app", "application", metavar="MODULE:JOBS", help="Look in this application's queues: for a broker that can't list its own.")
+    @click.option(
+        "--app", "application", type=filled, metavar="MODULE:JOBS", help="Look in this application's queues: for a broker that can't list its own."
+    )
     @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
     @connections
     @wraps(command)
@@ -138,8 +145,9 @@ def _places(engine: Engine, adapter: Adapter, choice: Choice) -> Sequence[Place]
     """Where to look. The outbox knows a topic by its own name, and the broker by those of its groups' queues."""
     declared = load_jobs(choice.application) if choice.application else None
     known = list(declared.carriers() if declared else carriers_known(engine, adapter, named=[name.removesuffix(".dlq") for name in choice.queues]))
-    if not (declared or choice.queues or choice.source == "outbox"):
+    if not (declared or choice.queues or choice.names or choice.source == "outbox"):
         tell_what_is_unlisted(adapter, known)
+        tell_what_is_gone(sent_and_gone(engine, known))
     queues = declared.queues.values() if declared else ()
     named = [carrier for name in choice.queues for carrier in carriers_of(name, known, queues)]
     wanted = list(dict.fromkeys(named if choice.queues else known))
@@ -249,7 +257,8 @@ def discard(settings: Settings, choice: Choice, *, everything: bool, reason: str
     choice.require(everything=everything)
     count = lost = 0
     with _open(settings, choice) as chosen, progress("discard") as more:
-        for letter in discarded(chosen.engine, list(chosen.meant()), reason):
+        meant = as_seen(chosen.engine, chosen.meant())
+        for letter in discarded(chosen.engine, meant, reason):
             count += 1
             lost += letter.source == LostPlace.source
             more(1)
@@ -257,6 +266,9 @@ def discard(settings: Settings, choice: Choice, *, everything: bool, reason: str
                 echo_json(letter_json(letter))
     if not json:
         click.echo(f"discarded {count}" + (f", {lost} of them in the ledger alone: their letters were gone; their keys are free" if lost else ""))
+    if gone := len(meant) - count:
+        click.echo(f"postroom: {Fate.GONE.value} {gone}: {GONE}", err=True)
+        return None if count else NO if choice.names else None
     return None if count else _nothing(choice)
 
 
@@ -272,7 +284,9 @@ def _print(rows: Iterable[Row], as_object: Callable[[Row], Json], columns: Seque
 
 def _nothing(choice: Choice) -> int | None:
     """Nothing was found: that is a no only to who named something."""
-    click.echo(f"postroom: {'there is no such dead letter (any more)' if choice.names else NONE}", err=True)
+    hint = "" if choice.application else " in the queues that are known; --app MODULE:JOBS names an application's"
+    named = f"there is no dead letter {' or '.join(choice.names)} (any more){hint}"
+    click.echo(f"postroom: {named if choice.names else NONE}", err=True)
     return NO if choice.names else None
 
 

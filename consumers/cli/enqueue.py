@@ -16,7 +16,7 @@ from postroom.outbox import Outbox
 from postroom.outbox.rows import insert_rows
 
 from .connect import database
-from .options import Settings, connections, duration
+from .options import Settings, connections, duration, filled
 from .output import echo_json
 
 __all__ = ["command"]
@@ -27,6 +27,7 @@ __all__ = ["command"]
 Examples:
   postroom enqueue send-receipt --queue emails --key order-4711 --payload '{"order_id": 4711}'
   postroom enqueue send-receipt --app shop:jobs --key order-4711 --payload '{"order_id": 4711}'
+  postroom enqueue thank --app orders:jobs --priority high --payload '{"id": 4711, "customer": 8}'
   postroom enqueue report --queue reports --delay 2h --payload - < report.json
 
 A service enqueues in its own transaction, with `Outbox.enqueue`; this command is for trying things out and for repairs.
@@ -37,8 +38,10 @@ A service enqueues in its own transaction, with `Outbox.enqueue`; this command i
 @click.option("--payload", default="{}", show_default=True, metavar="JSON", help="The payload; - reads it from standard input.")
 @click.option("--queue", metavar="QUEUE", help="Where it goes.  [default: the queue of its handler in --app]")
 @click.option("--delay", type=duration, default="0s", metavar="DURATION", help="Not before so long from now: 10s, 5m, 2h.")
-@click.option("--priority", metavar="PRIORITY", help="Which of the priorities that the queue is declared with.")
-@click.option("--app", "application", metavar="MODULE:JOBS", help="Take the queue's declaration from here: needed where it is ordered or a topic.")
+@click.option("--priority", type=filled, metavar="PRIORITY", help="Which of the priorities that the queue is declared with in --app.")
+@click.option(
+    "--app", "application", type=filled, metavar="MODULE:JOBS", help="Take the queue's declaration from here: needed for order, a topic, a priority."
+)
 @connections
 def command(settings: Settings, job_type: str, **options: Any) -> None:  # noqa: ANN401 - the options above
     """Put one job into the outbox, and print it as JSON with its id."""
@@ -54,7 +57,9 @@ def _queue(application: str | None, job_type: str, name: str | None, priority: s
     if application is None:
         if name is None:
             raise click.UsageError("where does it go? Name its queue with --queue, or with --app the application that has a handler for it")
-        return Queue(name=name, priorities={priority: 1} if priority else {})
+        if priority is not None:
+            raise click.UsageError("--priority needs --app: which priorities a queue has, and where their jobs are, stands in its declaration")
+        return Queue(name=name)
     jobs = load_jobs(application)
     found = jobs.queue_of(job_type) if name is None else jobs.queues.get(name)
     if found is None:

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEFAULT_URL", "Settings", "as_json", "connections", "duration"]
+__all__ = ["DEFAULT_URL", "Settings", "as_json", "connections", "duration", "filled", "names"]
 
 DEFAULT_URL = "sqlite:///postroom.db"
 
@@ -40,10 +40,24 @@ def _override(context: click.Context, parameter: click.Parameter, value: str | N
         context.obj = replace(context.find_object(Settings) or Settings(), **{parameter.name: value})
 
 
+def filled(text: str) -> str:
+    """Return `text`, if there is any: a script's variable that is not set must not mean the default, or all. A click type."""
+    if not text.strip():
+        raise click.BadParameter("it is empty; leave the option out for its default")
+    return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names in `a,b`, at least one. A click type."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    filled("".join(found))
+    return found
+
+
 def connections(command: Callable[..., Any]) -> Callable[..., Any]:
     """Let --database and --broker stand behind the subcommand too; it receives one `settings`."""
     for name, hint in (("broker", "Where the queues are."), ("database", "Where outbox and ledger are.")):
-        command = click.option(f"--{name}", metavar="URL", expose_value=False, callback=_override, help=hint)(command)
+        command = click.option(f"--{name}", type=filled, metavar="URL", expose_value=False, callback=_override, help=hint)(command)
     return click.make_pass_decorator(Settings, ensure=True)(command)
 
 

@@ -12,7 +12,7 @@ from postroom.consumers.resending import Overdue, resend
 
 from .connect import broker, database
 from .exits import NO
-from .options import Settings, as_json, connections, duration
+from .options import Settings, as_json, connections, duration, filled
 from .output import echo_json, progress, table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ its key goes with it, in order.
     metavar="DURATION",
     help="That of `postroom work`: what was sent before is left alone.",
 )
-@click.option("--app", "application", metavar="MODULE:JOBS", help="This application names all groups of its topics.")
+@click.option("--app", "application", type=filled, metavar="MODULE:JOBS", help="This application names all groups of its topics.")
 @click.option("--force", is_flag=True, help="Also where all seem to wait on the broker.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would be sent again.")
 @as_json

@@ -11,9 +11,9 @@ from postroom.consumers.loading import load_jobs
 from postroom.consumers.stats import stats_of
 
 from .connect import broker, database
-from .options import Settings, as_json, connections
+from .options import Settings, as_json, connections, filled
 from .output import ago, clock, echo_json, moment, table
-from .unlisted import tell_what_is_unlisted
+from .unlisted import tell_what_is_gone, tell_what_is_unlisted
 
 if TYPE_CHECKING:
     from postroom.consumers.stats import QueueStats, Stats
@@ -48,7 +48,9 @@ Examples:
   postroom stats --json | jq '.queues[] | {queue, dead: .broker.failed}'
 """
 )
-@click.option("--app", "application", metavar="MODULE:JOBS", help="Ask about this application's queues: for a broker that can't list its own.")
+@click.option(
+    "--app", "application", type=filled, metavar="MODULE:JOBS", help="Ask about this application's queues: for a broker that can't list its own."
+)
 @as_json
 @connections
 def command(settings: Settings, application: str | None, *, json: bool) -> None:
@@ -56,8 +58,9 @@ def command(settings: Settings, application: str | None, *, json: bool) -> None:
     carriers = load_jobs(application).carriers() if application else ()
     with database(settings) as engine, broker(settings) as adapter:
         stats = stats_of(engine, adapter, carriers=carriers)
-        if not application:
+        if not (application or stats.gone):
             tell_what_is_unlisted(adapter, adapter.carriers())
+    tell_what_is_gone(stats.gone)
     if json:
         echo_json(_for_json(stats))
         return

@@ -22,7 +22,7 @@ from postroom.outbox.options import RelayOptions
 from .connect import broker, database
 from .exits import NO
 from .held import held_after, reasons
-from .options import Settings, as_json, connections, duration
+from .options import Settings, as_json, connections, duration, names
 from .output import LOG_FORMAT, countdown, echo_json
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ exit code is 143 or 130. A second signal does not wait for the handlers. Killed 
 @click.argument("application", metavar="MODULE:JOBS")
 @_number("--processes", "How many processes.", 1)
 @_number("--concurrency", "Handlers at once in each process.", _DEFAULTS.concurrency)
-@click.option("--queues", default="", metavar="A,B", help="Only these queues.  [default: all that have a handler]")
+@click.option("--queues", type=names, default=None, metavar="A,B", help="Only these queues.  [default: all that have a handler]")
 @_duration("--lease", "How long a worker that vanished keeps its jobs.", "30s")
 @_duration("--grace", "How long running handlers may take to end once a stop was asked.", "30s")
 @_number("--prefetch", "Jobs held at once by each process.", _DEFAULTS.prefetch)
@@ -83,8 +83,7 @@ exit code is 143 or 130. A second signal does not wait for the handlers. Killed 
 def command(settings: Settings, application: str, *, processes: int, log_level: str | None, relay: bool, json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run the handlers of an application."""
     jobs = load_jobs(application)
-    options["queues"] = tuple(name.strip() for name in options["queues"].split(",") if name.strip())
-    wanted = WorkerSettings(relay=RelayOptions() if relay else None, **options)
+    wanted = WorkerSettings(relay=RelayOptions() if relay else None, **{**options, "queues": options["queues"] or ()})
     has_bar = wanted.drain and log_level is None and sys.stderr.isatty()  # log lines would tear it
     level = logging.CRITICAL if has_bar else logging.getLevelNamesMapping()[(log_level or "info").upper()]
     logging.basicConfig(level=level, format=LOG_FORMAT)

@@ -1,4 +1,4 @@
-"""A person gives up a job that has not failed: its next message was discarded before a broker had it, or is lost."""
+"""A person gives up a job that has not failed: its next message was discarded before a broker had it, or is lost, or is a letter still."""
 
 from __future__ import annotations
 

@@ -124,13 +124,14 @@ class Ledger:
         """
         return self._transact(lambda connection: connection.execute(RETRY, {"row_id": row_id, "old_replays": replays}).rowcount == 1)
 
-    def discard(self, row_id: int, *, job: str, replays: int, note: str) -> bool:
+    def discard(self, row_id: int, *, job: str, replays: int, note: str, holdup: Holdup | None = None) -> bool:
         """An operator's discard of `job`: its row keeps the `note` as its last error, and its key is free for another job, whatever its payload.
 
-        False, and nothing changed, when the row is not failed any more or was replayed since: so it is safe to repeat.
+        Its `holdup` ends with it. False, and nothing changed, when the row is not failed any more, or was replayed or discarded since: so it is
+        safe to repeat.
         """
         values = {"row_id": row_id, "old_replays": replays, "note": text.bounded(note)}
-        return self._transact(lambda connection: _discard(connection, job, values))
+        return self._transact(lambda connection: _discard(connection, job, values) and _ended(connection, holdup))
 
     def let_go(self, job: Holdup) -> bool:
         """A person has given this job up for good, or its work is done otherwise: it holds up its ordering key no more. Return whether it did."""
@@ -141,9 +142,12 @@ class Ledger:
         if not self._native_delay:
             self._transact(lambda connection: revive(connection, _both(job)))
 
-    def give_up(self, job: str, *, queue: str, stamp: tuple[int, int], note: str) -> bool:
-        """An operator's discard of a `job` that waits in `queue` for a message that is lost; see `postroom.consumers.ledger.giving_up`."""
-        return self._transact(lambda connection: give_up(connection, job=job, queue=queue, stamp=stamp, note=note) > 0)
+    def give_up(self, job: str, *, queue: str, stamp: tuple[int, int], note: str, holdup: Holdup | None = None) -> bool:
+        """An operator's discard of a `job` that waits in `queue` for a message that is lost, or that is the letter in the operator's hand.
+
+        Its `holdup` ends with it. See `postroom.consumers.ledger.giving_up`.
+        """
+        return self._transact(lambda connection: give_up(connection, job=job, queue=queue, stamp=stamp, note=note) > 0 and _ended(connection, holdup))
 
     def purge(self, *, older_than: float, limit: int = 1000) -> int:
         """Remove up to `limit` rows that ended more than `older_than` seconds ago; return how many. Call it until it returns less."""
@@ -239,6 +243,11 @@ class Ledger:
         """Stop watching attempts that have ended: whether they still held is told by their finish."""
         with self._lock:
             self._held.difference_update(attempts)
+
+
+def _ended(connection: Connection, holdup: Holdup | None) -> bool:
+    let_go(connection, _both(holdup) if holdup else ())
+    return True
 
 
 def _both(job: Holdup) -> list[Holdup]:

@@ -155,7 +155,7 @@ RETRY = (
 
 DISCARD = (
     update(ledger)
-    .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"))
+    .where(ledger.c.id == bindparam("row_id"), ledger.c.status == "failed", ledger.c.replays == bindparam("old_replays"), ledger.c.digest != FREE)
     .values(digest=FREE, last_error=bindparam("note"))
 )
 DISCARDED = update(outbox).where(outbox.c.id == bindparam("job"), outbox.c.status == "sent").values(last_error=bindparam("note"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from postroom.adapters.errors import ConfigurationError
@@ -61,9 +62,15 @@ def prepare_group(jobs: Jobs, settings: WorkerSettings, adapter: Adapter) -> Seq
 def _doubts(assumed: Sequence[tuple[Handler, Hold]]) -> Sequence[str]:
     """One line for all handlers that may run for as long as it is assumed that a delivery can be held."""
     late = [(handler, hold) for handler, hold in assumed if handler.timeout is None or handler.timeout >= hold.seconds]
-    names = ", ".join(sorted({repr(handler.type) for handler, _ in late}))
+    types = Counter(handler.type for handler, _ in late)
+    names = ", ".join(sorted(_name(handler, alone=types[handler.type] == 1) for handler, _ in late))
     what = "handlers without a timeout below {seconds:g} s: {names}. A job that takes longer goes to others, who wait for its end: {why}"
     return [what.format(seconds=hold.seconds, names=names, why=hold.why) for _, hold in late[:1]]
+
+
+def _name(handler: Handler, *, alone: bool) -> str:
+    """Its type; and where its jobs come from, a topic's group with it, where another has the same type."""
+    return repr(handler.type) if alone else f"{handler.type!r} of {handler.queue.name}{f'.{handler.group}' if handler.queue.groups else ''}"
 
 
 def _overrun(handler: Handler, hold: Hold) -> str:
