@@ -32,6 +32,7 @@ def record(offset: int, value: bytes | None = b"{}", *, deliveries: int = 1, gro
 
 GONE = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
+
 class Scripted:
     """A share consumer whose polls are told beforehand; it insists, as the real one does, that all of a poll is acknowledged before the next."""
 
