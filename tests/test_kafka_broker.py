@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
@@ -14,11 +13,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from postroom.adapters import AccessDenied, ConfigurationError, Message, Queue, TopologyMismatch, Unavailable, Verdict, connect
 from postroom.adapters.kafka import classic
 from support.kafka import QUICK, bodies, wait_until
-
-
-@pytest.fixture
-def name() -> str:
-    return f"emails-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

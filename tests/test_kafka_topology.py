@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from contextlib import closing
 from functools import partial
 
@@ -13,11 +12,6 @@ from postroom.adapters import Queue, TopologyMismatch, connect
 from postroom.adapters.kafka.topics import REGISTRY
 from support.command import postroom
 from support.kafka import wait_until
-
-
-@pytest.fixture
-def name() -> str:
-    return f"emails-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
